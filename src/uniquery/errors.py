@@ -1,0 +1,32 @@
+"""Errors that are the user's to mend: one clear sentence, no traceback, exit code 2."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Something given to us is wrong; the message says what, where and what to do."""
+
+
+class ConfigError(UserError):
+    """A configuration file or an override is wrong."""
+
+
+class DataError(UserError):
+    """A data set, an annotation or an image is wrong."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint cannot be read, or does not fit."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A suggestion to append to a sentence, or nothing.
+
+    >>> did_you_mean("lerning_rate", ["learning_rate", "momentum"])
+    " Did you mean 'learning_rate'?"
+    >>> did_you_mean("x", ["learning_rate"])
+    ''
+    """
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" Did you mean '{close[0]}'?" if close else ""

@@ -1,0 +1,62 @@
+"""What the algorithm needs of a model: the eight verbs of a query-based segmenter."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from torch import Tensor, nn
+
+from uniquery.structures import Assignment, Images, Instances, Outputs, PixelMap, Pixels, Queries, Targets
+
+O = TypeVar("O", bound=Outputs)  # noqa: E741
+A = TypeVar("A", bound=Assignment)
+Q = TypeVar("Q", bound=Queries)
+
+
+class Segmenter(nn.Module, ABC, Generic[O, A, Q]):
+    """A query-based segmenter: masks are ⟨q, I⟩, the similarity of queries and pixel embeddings.
+
+    A subclass names its own outputs, assignment and queries; `docs/paper.md` maps each verb to the paper.
+    """
+
+    @abstractmethod
+    def forward(self, images: Images) -> O:
+        """One pass of f and h."""
+
+    @abstractmethod
+    def assign(self, outputs: O, targets: Sequence[Targets]) -> A:
+        """σ: which query owns which instance; no gradient."""
+
+    @abstractmethod
+    def queries(self, outputs: O, assignment: A) -> Q:
+        """The queries that take part in training, each with its image and the instance it owns."""
+
+    @abstractmethod
+    def similarity(self, queries: Q, pixels: Pixels) -> Tensor:
+        """⟨q, I⟩ as (Q, P) logits of every query on any set of pixels."""
+
+    @abstractmethod
+    def decode(self, queries: Q, pixel_map: PixelMap) -> Tensor:
+        """⟨q, I⟩ as (Q, h, w) logits of each query on the map of its own image."""
+
+    @abstractmethod
+    def mask_loss(self, logits: Tensor, masks: Tensor, valid: Tensor | None = None) -> Tensor:
+        """The base objective's own mask loss, with its weight, on (Q, h, w) logits.
+
+        Args:
+            logits: (Q, h, w) from `decode`.
+            masks: (Q, H, W) bool, the owned instance of each query at the padded input size.
+            valid: (Q, H, W) bool, where the loss counts; everywhere if None.
+        """
+
+    @abstractmethod
+    def losses(self, outputs: O, targets: Sequence[Targets], assignment: A) -> dict[str, Tensor]:
+        """The base objective (Eq. 3), each term weighted; every parameter takes part, whatever the batch."""
+
+    @abstractmethod
+    def predict(
+        self, outputs: O, sizes: Sequence[tuple[int, int]], *, mask_threshold: float | None = None
+    ) -> list[Instances]:
+        """Instances of each image, with masks at the given (height, width)."""

@@ -1,0 +1,122 @@
+"""COCO masks in and out: polygons, run lengths (compressed or not), bitmaps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from hotcoco import mask as coco_mask
+
+Rle = dict[str, Any]
+Bitmap = npt.NDArray[np.uint8]
+
+
+def encode(bitmap: npt.NDArray[Any]) -> Rle:
+    """The compressed run lengths of one (H, W) bitmap; `counts` is a str, ready for json.
+
+    >>> decode(encode(np.eye(3, dtype=np.uint8))).tolist()
+    [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    """
+    encoded = coco_mask.encode(np.asfortranarray(bitmap, dtype=np.uint8))
+    assert isinstance(encoded, dict)
+    counts = encoded["counts"]
+    return {"size": list(bitmap.shape), "counts": counts.decode() if isinstance(counts, bytes) else counts}
+
+
+def decode(rle: Rle) -> Bitmap:
+    """(H, W) uint8 of one compressed run-length mask."""
+    return np.asarray(coco_mask.decode(rle), dtype=np.uint8)
+
+
+def from_segmentation(segmentation: Any, height: int, width: int) -> Rle:
+    """The compressed run lengths of any COCO segmentation.
+
+    Raises:
+        ValueError: what is wrong with it, as a part of a sentence.
+    """
+    if isinstance(segmentation, list):
+        return from_polygons(segmentation, height, width)
+    if isinstance(segmentation, dict):
+        return _from_run_lengths(segmentation, height, width)
+    raise ValueError(f"its segmentation is {_kind(segmentation)}, neither polygons nor run lengths")
+
+
+def from_polygons(polygons: Sequence[Any], height: int, width: int) -> Rle:
+    """The union of several polygons."""
+    if not polygons:
+        raise ValueError("its segmentation has no polygon")
+    for polygon in polygons:
+        _check_polygon(polygon)
+    parts = coco_mask.frPyObjects([[float(v) for v in polygon] for polygon in polygons], height, width)
+    return _with_text_counts(coco_mask.merge(parts))
+
+
+def _check_polygon(polygon: Any) -> None:
+    if not isinstance(polygon, list):
+        raise ValueError(f"a polygon is {_kind(polygon)}, not a list of numbers")
+    if any(isinstance(v, bool) or not isinstance(v, int | float) or not math.isfinite(v) for v in polygon):
+        raise ValueError("a polygon holds something that is not a finite number")
+    if len(polygon) < 6:
+        raise ValueError(f"a polygon has {len(polygon) / 2:g} points and needs at least 3")
+    if len(polygon) % 2:
+        raise ValueError(f"a polygon has an odd number of coordinates ({len(polygon)})")
+
+
+def _from_run_lengths(segmentation: Rle, height: int, width: int) -> Rle:
+    counts, size = segmentation.get("counts"), segmentation.get("size")
+    if size is None or counts is None:
+        raise ValueError("its run lengths lack 'size' or 'counts'")
+    if list(size) != [height, width]:
+        raise ValueError(f"its run lengths are for {size} but the image is [{height}, {width}] (height, width)")
+    runs = _runs_of_text(counts) if isinstance(counts, str | bytes) else counts
+    if not isinstance(runs, list) or any(not isinstance(r, int) or r < 0 for r in runs):
+        raise ValueError("its run lengths are not a list of whole numbers")
+    if sum(runs) != height * width:
+        raise ValueError(f"its run lengths add up to {sum(runs)} pixels but the image has {height * width}")
+    if isinstance(counts, str | bytes):
+        return _with_text_counts(segmentation)
+    return _with_text_counts(coco_mask.frPyObjects({"size": [height, width], "counts": runs}, height, width))
+
+
+def _runs_of_text(text: str | bytes) -> list[int]:
+    """The run lengths behind COCO's compressed text: base-32 digits, signed, each the change to two runs before."""
+    codes = text.encode("ascii", "replace") if isinstance(text, str) else text
+    runs: list[int] = []
+    position = 0
+    while position < len(codes):
+        value, shift, more = 0, 0, True
+        while more:
+            if position >= len(codes) or not 48 <= codes[position] < 112:
+                raise ValueError("its compressed run lengths are cut off or not COCO's")
+            digit = codes[position] - 48
+            value |= (digit & 0x1F) << shift
+            more = bool(digit & 0x20)
+            shift += 5
+            position += 1
+        if digit & 0x10:
+            value -= 1 << shift
+        runs.append(value + runs[-2] if len(runs) > 2 else value)
+    return runs
+
+
+def _with_text_counts(rle: Any) -> Rle:
+    counts = rle["counts"]
+    return {"size": list(rle["size"]), "counts": counts.decode() if isinstance(counts, bytes) else counts}
+
+
+def area(rle: Rle) -> int:
+    """How many pixels are set."""
+    return int(coco_mask.area(rle))
+
+
+def bounding_box(rle: Rle) -> tuple[float, float, float, float]:
+    """x, y, width, height."""
+    x, y, width, height = np.asarray(coco_mask.toBbox(rle)).tolist()
+    return x, y, width, height
+
+
+def _kind(value: Any) -> str:
+    return "missing" if value is None else f"of type {type(value).__name__}"

@@ -1,0 +1,200 @@
+"""The nouns of the project: frozen, typed, and indexable where they hold a set.
+
+Letters: B images, K ground-truth instances of one image, N predictions of one image, Q queries, P pixels,
+D channels of a pixel embedding, d of a query, H × W the padded batch, h × w a map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from uniquery import rle
+
+
+class _Moves:
+    """`to` for a frozen dataclass: moves every tensor, and every structure inside."""
+
+    def to(self, device: torch.device | str) -> Self:
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        changed = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(self, **changed)  # type: ignore[type-var]
+
+
+class _Indexable(_Moves):
+    """Indexing filters every tensor field along its first axis."""
+
+    def __getitem__(self, index: Tensor | slice) -> Self:
+        return self._map(lambda tensor: tensor[index])
+
+
+@dataclass(frozen=True)
+class Images(_Moves):
+    """A batch of images, padded at the bottom and the right.
+
+    Attributes:
+        pixels: (B, 3, H, W) RGB in 0..255, uint8 or float; the segmenter normalises.
+        sizes: the valid (height, width) of each image inside the padding.
+    """
+
+    pixels: Tensor
+    sizes: tuple[tuple[int, int], ...]
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+
+@dataclass(frozen=True)
+class Targets(_Indexable):
+    """Ground truth of one image: its K non-crowd instances.
+
+    Attributes:
+        labels: (K,) int64, contiguous from 0.
+        boxes: (K, 4) float, x0 y0 x1 y1 in pixels, the far edge exclusive.
+        masks: (K, H, W) bool, padded like the batch.
+        image_id: the image's id in its data set.
+    """
+
+    labels: Tensor
+    boxes: Tensor
+    masks: Tensor
+    image_id: int = -1
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class PixelMap(_Moves):
+    """Dense pixel embeddings **I** = f(I).
+
+    Attributes:
+        embeddings: (B, D, h, w).
+        stride: how many input pixels one cell spans.
+    """
+
+    embeddings: Tensor
+    stride: int
+
+    def locations(self) -> Tensor:
+        """(h · w, 2): the x, y of each cell's centre in input pixels, row by row."""
+        height, width = self.embeddings.shape[-2:]
+        return grid_locations(height, width, self.stride, self.embeddings.device)
+
+    def of_image(self, index: int) -> Pixels:
+        """All pixels of one image as a set."""
+        return Pixels(self.embeddings[index].flatten(1).T, self.locations())
+
+
+@dataclass(frozen=True)
+class Pixels(_Indexable):
+    """Any set of pixel embeddings.
+
+    Attributes:
+        embeddings: (P, D).
+        locations: (P, 2) x, y in pixels of the image each came from.
+    """
+
+    embeddings: Tensor
+    locations: Tensor
+
+    def __len__(self) -> int:
+        return len(self.embeddings)
+
+
+@dataclass(frozen=True)
+class Queries(_Indexable):
+    """Q instance-aware embeddings q_n. A segmenter that needs more per query extends this class.
+
+    Attributes:
+        embeddings: (Q, d).
+        image: (Q,) index in the batch of the image each query was made from.
+        target: (Q,) index in that image's `Targets` of the instance it owns, −1 for none.
+    """
+
+    embeddings: Tensor
+    image: Tensor
+    target: Tensor
+
+    def __len__(self) -> int:
+        return len(self.embeddings)
+
+
+@dataclass(frozen=True)
+class Assignment(_Indexable):
+    """σ: which query owns which instance. A segmenter that derives more from it extends this class.
+
+    Attributes:
+        query: (Q,) index of the query in whatever order the segmenter keeps its queries.
+        image: (Q,) index in the batch.
+        target: (Q,) index in that image's `Targets`.
+    """
+
+    query: Tensor
+    image: Tensor
+    target: Tensor
+
+    def __len__(self) -> int:
+        return len(self.query)
+
+
+@dataclass(frozen=True)
+class Outputs(_Moves):
+    """What one forward gives. Each segmenter adds its own fields; the algorithm needs `pixels` only."""
+
+    pixels: PixelMap
+
+
+@dataclass(frozen=True)
+class Instances:
+    """Predictions of one image, best first, at the size the caller asked for.
+
+    Masks are kept as run lengths: a hundred masks of a large image weigh kilobytes instead of gigabytes.
+
+    Attributes:
+        scores: (N,) in 0..1.
+        labels: (N,) int64, contiguous from 0.
+        boxes: (N, 4) x0 y0 x1 y1 in pixels.
+        rles: N compressed COCO run-length masks.
+        size: (height, width) of the masks.
+    """
+
+    scores: Tensor
+    labels: Tensor
+    boxes: Tensor
+    rles: Sequence[dict[str, Any]]
+    size: tuple[int, int]
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def __getitem__(self, index: Tensor) -> Instances:
+        kept = index.nonzero().flatten() if index.dtype == torch.bool else index
+        rles = [self.rles[i] for i in kept.tolist()]
+        return Instances(self.scores[kept], self.labels[kept], self.boxes[kept], rles, self.size)
+
+    @property
+    def masks(self) -> Tensor:
+        """(N, H, W) bool, decoded on each access."""
+        if not len(self):
+            return torch.zeros(0, *self.size, dtype=torch.bool)
+        return torch.stack([torch.from_numpy(rle.decode(one)).bool() for one in self.rles])
+
+
+def grid_locations(height: int, width: int, stride: int, device: torch.device | None = None) -> Tensor:
+    """(height · width, 2): x, y of each cell's centre in input pixels, row by row.
+
+    >>> grid_locations(1, 2, 8).tolist()
+    [[4.0, 4.0], [12.0, 4.0]]
+    """
+    ys = torch.arange(height, device=device, dtype=torch.float32) * stride + stride // 2
+    xs = torch.arange(width, device=device, dtype=torch.float32) * stride + stride // 2
+    y, x = torch.meshgrid(ys, xs, indexing="ij")
+    return torch.stack([x.flatten(), y.flatten()], dim=1)

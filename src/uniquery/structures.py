@@ -22,6 +22,9 @@ class _Moves:
     def to(self, device: torch.device | str) -> Self:
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
+    def pin_memory(self) -> Self:
+        return self._map(Tensor.pin_memory)
+
     def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
         values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
         changed = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
@@ -52,7 +55,7 @@ class Images(_Moves):
 
 
 @dataclass(frozen=True)
-class Targets(_Indexable):
+class Targets(_Moves):
     """Ground truth of one image: its K non-crowd instances.
 
     Attributes:
@@ -60,12 +63,17 @@ class Targets(_Indexable):
         boxes: (K, 4) float, x0 y0 x1 y1 in pixels, the far edge exclusive.
         masks: (K, H, W) bool, padded like the batch.
         image_id: the image's id in its data set.
+        valid: (H, W) bool, where masks are known; None means everywhere.
     """
 
     labels: Tensor
     boxes: Tensor
     masks: Tensor
     image_id: int = -1
+    valid: Tensor | None = None
+
+    def __getitem__(self, index: Tensor | slice) -> Targets:
+        return replace(self, labels=self.labels[index], boxes=self.boxes[index], masks=self.masks[index])
 
     def __len__(self) -> int:
         return len(self.labels)

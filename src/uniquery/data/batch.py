@@ -1,0 +1,174 @@
+"""Which samples make which batch, and how they are joined. Everything follows from seed, epoch and position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from uniquery.data.augment import Augmentation, Sample, augment, resize
+from uniquery.data.coco import CocoData
+from uniquery.errors import DataError
+from uniquery.postprocess import resized_size
+from uniquery.structures import Images, Targets
+
+PAD_MULTIPLE = 32
+
+
+@dataclass(frozen=True)
+class Item:
+    """A sample of a batch, before padding."""
+
+    sample: Sample
+    image_id: int
+    original_size: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded images, their ground truth, and their sizes before any resizing."""
+
+    images: Images
+    targets: list[Targets]
+    original_sizes: list[tuple[int, int]]
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device."""
+        return Batch(self.images.to(device), [t.to(device) for t in self.targets], self.original_sizes)
+
+    def pin_memory(self) -> Batch:
+        """The same batch in page-locked memory, for copies that overlap with work."""
+        images = Images(self.images.pixels.pin_memory(), self.images.sizes)
+        return Batch(images, [t.pin_memory() for t in self.targets], self.original_sizes)
+
+
+class TrainingItems(Dataset["Item | DataError"]):
+    """Augmented samples, each drawn by (seed, epoch, image), so that workers do not matter.
+
+    A sample that cannot be read is returned as its error: raised in a worker it would arrive wrapped in a traceback.
+    """
+
+    def __init__(self, data: CocoData, steps: Sequence[Augmentation], seed: int) -> None:
+        self.data, self.steps, self.seed = data, steps, seed
+
+    def __getitem__(self, key: tuple[int, int]) -> Item | DataError:
+        epoch, index = key
+        rng = np.random.default_rng([self.seed, epoch, index])
+        try:
+            sample = _load(self.data, index)
+        except DataError as error:
+            return error
+        return Item(augment(sample, self.steps, rng), int(self.data.image_ids[index]), sample.size)
+
+
+class EvaluationItems(Dataset["Item | DataError"]):
+    """Each image once, resized to the test size, without masks: ground truth is read from the annotations."""
+
+    def __init__(self, data: CocoData, short: int, longest: int) -> None:
+        self.data, self.short, self.longest = data, short, longest
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Item | DataError:
+        try:
+            image = self.data.read(index)
+        except DataError as error:
+            return error
+        sample = image_only(image)
+        resized = resize(sample, resized_size(*sample.size, self.short, self.longest))
+        return Item(resized, int(self.data.image_ids[index]), sample.size)
+
+
+def image_only(image: npt.NDArray[np.uint8]) -> Sample:
+    """An (H, W, 3) image as a sample without instances."""
+    height, width = image.shape[:2]
+    pixels = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)
+    return Sample(pixels, torch.zeros(0, height, width, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64))
+
+
+def _load(data: CocoData, index: int) -> Sample:
+    image, masks, labels = data.load(index)
+    return Sample(image_only(image).image, masks, labels)
+
+
+class EndlessBatches(Sampler[list[tuple[int, int]]]):
+    """Batches of (epoch, index) from one endless sequence of permutations, from a given step on.
+
+    Position p of the sequence is image π_e(p mod n) of epoch e = p div n. Step s takes the next `batch_size` positions, and
+    each of several processes its part of them, so any step can be started from without replaying those before.
+    """
+
+    def __init__(
+        self, images: int, batch_size: int, seed: int, *, first_step: int = 0, last_step: int, rank: int = 0, ranks: int = 1
+    ) -> None:
+        self.images, self.batch_size, self.seed = images, batch_size, seed
+        self.first_step, self.last_step = first_step, last_step
+        self.rank, self.ranks = rank, ranks
+        self._permutation = lru_cache(maxsize=2)(self._permute)
+
+    def __len__(self) -> int:
+        return self.last_step - self.first_step
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for step in range(self.first_step, self.last_step):
+            start = (step * self.ranks + self.rank) * self.batch_size
+            yield [self._key(position) for position in range(start, start + self.batch_size)]
+
+    def _key(self, position: int) -> tuple[int, int]:
+        epoch, offset = divmod(position, self.images)
+        return epoch, int(self._permutation(epoch)[offset])
+
+    def _permute(self, epoch: int) -> npt.NDArray[np.int64]:
+        return np.random.default_rng([self.seed, epoch]).permutation(self.images)
+
+
+def collate(items: Sequence[Item | DataError]) -> Batch | DataError:
+    """Pads to a common size, a multiple of the coarsest stride; the first error of a batch stands for it."""
+    good: list[Item] = []
+    for item in items:
+        if isinstance(item, DataError):
+            return item
+        good.append(item)
+    sizes = tuple(item.sample.size for item in good)
+    height, width = (-(-max(side) // PAD_MULTIPLE) * PAD_MULTIPLE for side in zip(*sizes, strict=True))
+    pixels = torch.zeros(len(good), 3, height, width, dtype=torch.uint8)
+    for row, item in zip(pixels, good, strict=True):
+        row[:, : item.sample.size[0], : item.sample.size[1]] = item.sample.image
+    targets = [_targets(item, height, width) for item in good]
+    return Batch(Images(pixels, sizes), targets, [item.original_size for item in good])
+
+
+def _targets(item: Item, height: int, width: int) -> Targets:
+    masks = item.sample.masks
+    padded = F.pad(masks, (0, width - masks.shape[2], 0, height - masks.shape[1])).bool()
+    return Targets(item.sample.labels, mask_boxes(padded), padded, item.image_id)
+
+
+def mask_boxes(masks: Tensor) -> Tensor:
+    """(K, 4) x0 y0 x1 y1 of non-empty (K, H, W) masks, the far edge exclusive.
+
+    >>> mask_boxes(torch.eye(3, dtype=torch.bool)[None, :2]).tolist()
+    [[0.0, 0.0, 2.0, 2.0]]
+    """
+    columns, rows = masks.any(1).to(torch.uint8), masks.any(2).to(torch.uint8)  # (K, W), (K, H)
+    if not len(masks):
+        return torch.zeros(0, 4)
+    x0, y0 = columns.argmax(1), rows.argmax(1)
+    x1, y1 = masks.shape[2] - columns.flip(1).argmax(1), masks.shape[1] - rows.flip(1).argmax(1)
+    return torch.stack([x0, y0, x1, y1], dim=1).float()
+
+
+def raise_errors(batches: DataLoader[Batch | DataError]) -> Iterator[Batch]:
+    """The batches; an error that a worker sent is raised here, where it can be told in one sentence."""
+    for batch in batches:
+        if isinstance(batch, DataError):
+            raise batch
+        yield batch

@@ -1,0 +1,283 @@
+"""COCO's mask and box metrics: hotcoco by default, pycocotools as the reference.
+
+Letters: T IoU thresholds 0.50 to 0.95, R recall points, K categories, A areas (all, small, medium, large), M limits of
+detections per image and category.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import hotcoco
+import numpy as np
+import numpy.typing as npt
+from rich.table import Table
+
+from uniquery.errors import DataError, UserError, did_you_mean
+from uniquery.evaluation.entries import (
+    Entry,
+    IouType,
+    Truth,
+    area_of,
+    check_annotations,
+    check_results,
+    load_results,
+    read_results,
+    read_truth,
+)
+
+__all__ = ["Backend", "IouType", "Metrics", "class_table", "evaluate", "load_results", "table"]
+
+Backend = Literal["hotcoco", "pycocotools"]
+Array = npt.NDArray[np.float64]
+
+_AREAS = {"s": "small", "m": "medium", "l": "large"}
+_TITLES = {"segm": "mask", "bbox": "box"}
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """COCO's numbers in percent; None where there is nothing to measure.
+
+    Attributes:
+        values: AP, AP50, AP75, APs, APm, APl, AR1, AR10, AR<max_detections>, ARs, ARm, ARl. AR1 and AR10 are there
+            only when the limit is larger, so that no name promises more detections than were scored.
+        per_class: AP of each class by name, or by "name (id)" where classes share a name.
+        per_class_instances: how many instances, crowd regions aside, the ground truth has of each class.
+        iou_type: "segm" for masks, "bbox" for boxes.
+        max_detections: how many detections per image and category were scored.
+        notes: what a reader of the numbers should know, as sentences.
+    """
+
+    values: dict[str, float | None]
+    per_class: dict[str, float | None]
+    per_class_instances: dict[str, int]
+    iou_type: IouType
+    max_detections: int
+    notes: tuple[str, ...] = ()
+
+
+def evaluate(
+    truth: Mapping[str, Any] | Path | str,
+    results: Sequence[Entry] | Path | str,
+    *,
+    iou_type: IouType = "segm",
+    max_detections: int = 100,
+    backend: Backend = "hotcoco",
+    image_ids: Sequence[int] | None = None,
+) -> Metrics:
+    """COCO's metrics of detections against ground truth; nothing given is changed.
+
+    The size of a detection (for APs, APm, APl) is its mask's area for masks and its box's for boxes, as in COCO's two
+    result formats, whether or not an entry holds both.
+
+    Args:
+        truth: a COCO dictionary or its file.
+        results: COCO results, or their file.
+        iou_type: what is compared, masks or boxes; boxes come from the masks where the results hold none.
+        max_detections: how many detections per image and category are scored, best first. COCO's own limit is 100.
+        backend: what computes the numbers.
+        image_ids: the images to score; all by default.
+
+    Raises:
+        DataError: ground truth or results are not sound.
+        UserError: the backend is not installed, or an argument is out of its range.
+
+    >>> box = {"image_id": 7, "category_id": 0, "bbox": [0, 0, 9, 9]}
+    >>> truth = {"images": [{"id": 7}], "categories": [{"id": 0, "name": "cell"}], "annotations": [box]}
+    >>> round(evaluate(truth, [{**box, "score": 0.5}], iou_type="bbox").values["AP"], 6)
+    100.0
+    """
+    _check_choice("iou_type", iou_type, _TITLES)
+    _check_choice("backend", backend, _BACKENDS)
+    if max_detections < 1:
+        raise UserError(f"max_detections is {max_detections} and must be at least 1.")
+    known = read_truth(truth)
+    chosen = _chosen(known, image_ids)
+    objects = [{**one, "id": n} for n, one in enumerate(check_annotations(known, iou_type, chosen), 1)]
+    detections = _detections(results, known, iou_type, chosen)
+    limits = [limit for limit in (1, 10) if limit < max_detections] + [max_detections]
+    counts = Counter(one["category_id"] for one in objects if not one["iscrowd"])
+    if counts:
+        wanted, found = _dataset(known, chosen, objects), _dataset(known, chosen, detections)
+        precision, recall = _BACKENDS[backend](wanted, found, iou_type, limits)
+    else:
+        shape = (len(known.categories), 1 + len(_AREAS), len(limits))
+        precision, recall = np.full((10, 101, *shape), -1.0), np.full((10, *shape), -1.0)
+    labels = _labels(known.categories)
+    return Metrics(
+        values=_values(precision, recall, limits),
+        per_class={label: _mean(precision[:, :, k, 0, -1]) for k, label in enumerate(labels.values())},
+        per_class_instances={label: counts[category] for category, label in labels.items()},
+        iou_type=iou_type,
+        max_detections=max_detections,
+        notes=_notes(objects, max_detections),
+    )
+
+
+def _chosen(truth: Truth, image_ids: Sequence[int] | None) -> frozenset[int]:
+    if image_ids is None:
+        return frozenset(truth.images)
+    unknown = [i for i in image_ids if i not in truth.images]
+    if unknown:
+        raise DataError(f"{truth.source} has no image with the id {unknown[0]!r}, which was asked to be scored.")
+    return frozenset(image_ids)
+
+
+def _detections(
+    results: Sequence[Entry] | Path | str, truth: Truth, iou_type: IouType, chosen: frozenset[int]
+) -> list[Entry]:
+    if isinstance(results, Path | str):
+        entries: Sequence[Entry] = read_results(results)
+        source = str(results)
+    else:
+        entries, source = results, "the results"
+    checked = check_results(entries, truth, iou_type, source)
+    return [
+        {**one, "id": n, "area": area_of(one), "iscrowd": 0}
+        for n, one in enumerate(checked, 1)
+        if one["image_id"] in chosen
+    ]
+
+
+def _dataset(truth: Truth, chosen: frozenset[int], annotations: list[Entry]) -> dict[str, Any]:
+    """What both backends read; its masks are run lengths that know their size, so the images' does not matter.
+
+    The annotations are numbered from 1: to pycocotools, a match with id 0 is no match.
+    """
+    return {
+        "images": [{"id": i, "height": 0, "width": 0} for i in sorted(chosen)],
+        "categories": [{"id": i, "name": str(i)} for i in truth.categories],
+        "annotations": annotations,
+    }
+
+
+def _with_hotcoco(
+    wanted: dict[str, Any], found: dict[str, Any], iou_type: IouType, limits: list[int]
+) -> tuple[Array, Array]:
+    run = hotcoco.COCOeval(hotcoco.COCO(wanted), hotcoco.COCO(found), iou_type)
+    run.params.max_dets = limits
+    run.evaluate()
+    run.accumulate()
+    assert run.eval is not None
+    return run.eval["precision"], run.eval["recall"]
+
+
+def _with_pycocotools(
+    wanted: dict[str, Any], found: dict[str, Any], iou_type: IouType, limits: list[int]
+) -> tuple[Array, Array]:
+    try:
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+    except ImportError as error:
+        raise UserError("The backend pycocotools is missing: pip install 'uniquery[pycocotools]'.") from error
+    with contextlib.redirect_stdout(io.StringIO()):
+        sides = COCO(), COCO()
+        for side, dataset in zip(sides, (wanted, found), strict=True):
+            side.dataset = dataset
+            side.createIndex()
+        run = COCOeval(*sides, iou_type)
+        run.params.maxDets = limits
+        run.evaluate()
+        run.accumulate()
+    return run.eval["precision"], run.eval["recall"]
+
+
+_BACKENDS: dict[str, Callable[[dict[str, Any], dict[str, Any], IouType, list[int]], tuple[Array, Array]]] = {
+    "hotcoco": _with_hotcoco,
+    "pycocotools": _with_pycocotools,
+}
+
+
+def _values(precision: Array, recall: Array, limits: list[int]) -> dict[str, float | None]:
+    """COCO's numbers from what was accumulated: precision (T, R, K, A, M) and recall (T, K, A, M)."""
+    return {
+        "AP": _mean(precision[..., 0, -1]),
+        "AP50": _mean(precision[0, ..., 0, -1]),
+        "AP75": _mean(precision[5, ..., 0, -1]),
+        **{f"AP{letter}": _mean(precision[..., a, -1]) for a, letter in enumerate(_AREAS, 1)},
+        **{f"AR{limit}": _mean(recall[..., 0, m]) for m, limit in enumerate(limits)},
+        **{f"AR{letter}": _mean(recall[..., a, -1]) for a, letter in enumerate(_AREAS, 1)},
+    }
+
+
+def _mean(part: Array) -> float | None:
+    """In percent, over what was measured: the backends mark the rest by −1.
+
+    >>> _mean(np.array([0.5, -1.0, 1.0])), _mean(np.array([-1.0]))
+    (75.0, None)
+    """
+    measured = part[part > -1]
+    return 100 * float(measured.mean()) if measured.size else None
+
+
+def _labels(categories: Mapping[int, Entry]) -> dict[int, str]:
+    """A name of its own for each category id.
+
+    >>> _labels({1: {"name": "bat"}, 2: {"name": "bat"}, 3: {"name": "cat"}, 4: {}})
+    {1: 'bat (1)', 2: 'bat (2)', 3: 'cat', 4: 'category 4'}
+    """
+    names = {i: str(category.get("name", f"category {i}")) for i, category in categories.items()}
+    often = Counter(names.values())
+    labels = {i: name if often[name] == 1 else f"{name} ({i})" for i, name in names.items()}
+    if len(set(labels.values())) == len(labels):
+        return labels
+    return {i: f"{name} ({i})" for i, name in names.items()}
+
+
+def _notes(objects: Sequence[Entry], max_detections: int) -> tuple[str, ...]:
+    counts = Counter(one["image_id"] for one in objects if not one["iscrowd"])
+    over = [count for count in counts.values() if count > max_detections]
+    if not over:
+        return ()
+    images = "1 image has" if len(over) == 1 else f"{len(over)} images have"
+    return (
+        f"{images} more than {max_detections} instances (the most: {max(over)}), but only the {max_detections} best "
+        f"detections per image and class are scored; raise max_detections to measure them all.",
+    )
+
+
+def table(*metrics: Metrics) -> Table:
+    """A row for each number, a column for each of the metrics."""
+    summary = Table("", "", *(_TITLES[one.iou_type] for one in metrics))
+    for name in dict.fromkeys(name for one in metrics for name in one.values):
+        summary.add_row(name, _meaning(name), *(_percent(one.values.get(name)) for one in metrics))
+    return summary
+
+
+def class_table(*metrics: Metrics) -> Table:
+    """A row for each class: its instances, and its AP by each of the metrics."""
+    classes = Table("class", "instances", *(f"{_TITLES[one.iou_type]} AP" for one in metrics))
+    counts = {name: count for one in metrics for name, count in one.per_class_instances.items()}
+    for name, count in counts.items():
+        classes.add_row(name, str(count), *(_percent(one.per_class.get(name)) for one in metrics))
+    return classes
+
+
+def _meaning(name: str) -> str:
+    """What a number says, for readers who do not know COCO's names.
+
+    >>> _meaning("AP50"), _meaning("APs"), _meaning("AR10")
+    ('IoU ≥ 0.50', 'small', 'best 10 per image and class')
+    """
+    kind, detail = name[:2], name[2:]
+    if detail in _AREAS:
+        return _AREAS[detail]
+    if kind == "AR":
+        return f"best {detail} per image and class"
+    return f"IoU ≥ 0.{detail}" if detail else "mean over IoU 0.50 to 0.95"
+
+
+def _percent(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.2f}"
+
+
+def _check_choice(name: str, value: str, choices: Mapping[str, object]) -> None:
+    if value not in choices:
+        raise UserError(f"{name} is {value!r}; it is one of {', '.join(choices)}.{did_you_mean(value, choices)}")

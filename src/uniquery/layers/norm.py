@@ -1,0 +1,113 @@
+"""Batch normalisation that is done with learning, folded into the convolution before it.
+
+Letters: B images, C channels in, O channels out, k kernel side, h × w a map.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+NormKind = Literal["frozen", "batch"]
+
+
+class FrozenBatchNorm2d(nn.Module):
+    """Batch normalisation with fixed statistics and a fixed affine map: y = x · scale + shift, per channel.
+
+    Its four tensors are buffers, so no optimiser sees them, and `train()` and `eval()` are the same.
+
+    >>> FrozenBatchNorm2d(2, eps=0.0)(torch.ones(1, 2, 1, 1)).flatten().tolist()
+    [1.0, 1.0]
+    """
+
+    weight: Tensor
+    bias: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.register_buffer("weight", torch.ones(channels))
+        self.register_buffer("bias", torch.zeros(channels))
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+
+    @classmethod
+    def from_batch_norm(cls, norm: nn.BatchNorm2d) -> FrozenBatchNorm2d:
+        """The same map as `norm` in evaluation mode, fixed for good."""
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        frozen = cls(norm.num_features, norm.eps)
+        frozen.weight = norm.weight.detach().clone()
+        frozen.bias = norm.bias.detach().clone()
+        frozen.running_mean = norm.running_mean.clone()
+        frozen.running_var = norm.running_var.clone()
+        return frozen
+
+    def scale_and_shift(self) -> tuple[Tensor, Tensor]:
+        """(C,) and (C,): y = x · scale + shift."""
+        scale = self.weight * (self.running_var + self.eps).rsqrt()
+        return scale, self.bias - self.running_mean * scale
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # A batch normalisation counts its batches; once frozen that means nothing, and must not block its weights.
+        state_dict.pop(f"{prefix}num_batches_tracked", None)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise (B, C, h, w)."""
+        scale, shift = self.scale_and_shift()
+        return x * scale[:, None, None] + shift[:, None, None]
+
+
+class ConvNorm(nn.Conv2d):
+    """A convolution without bias and the normalisation after it, held as its `norm`.
+
+    A frozen normalisation is linear and goes into the kernel: conv(x, w) · scale + shift = conv(x, w · scale) + shift.
+    That spares two passes over the activations, and the gradient of w is the same.
+    """
+
+    norm: FrozenBatchNorm2d | nn.BatchNorm2d
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        *,
+        norm: NormKind,
+        stride: int = 1,
+        padding: int | None = None,
+        groups: int = 1,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+    ) -> None:
+        padding = kernel_size // 2 if padding is None else padding
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding, groups=groups, bias=False)
+        fan_out = out_channels * kernel_size**2 / groups
+        nn.init.normal_(self.weight, std=(2 / fan_out) ** 0.5)
+        frozen = norm == "frozen"
+        self.norm = (
+            FrozenBatchNorm2d(out_channels, eps) if frozen else nn.BatchNorm2d(out_channels, eps=eps, momentum=momentum)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, C, h, w) to (B, O, h / stride, w / stride)."""
+        if not isinstance(self.norm, FrozenBatchNorm2d):
+            normalised: Tensor = self.norm(super().forward(x))
+            return normalised
+        scale, shift = self.norm.scale_and_shift()
+        kernel = self.weight * scale[:, None, None, None]  # (O, C / groups, k, k)
+        return F.conv2d(x, kernel, shift, self.stride, self.padding, self.dilation, self.groups)
+
+
+def freeze(module: nn.Module) -> None:
+    """Stop every parameter of `module` from learning, in place; batch statistics stop moving too."""
+    for part in module.modules():
+        if isinstance(part, ConvNorm) and isinstance(part.norm, nn.BatchNorm2d):
+            part.norm = FrozenBatchNorm2d.from_batch_norm(part.norm)
+    module.requires_grad_(False)

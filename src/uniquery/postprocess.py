@@ -1,0 +1,104 @@
+"""From raw predictions to instances: suppression, and masks at the size of the caller's image.
+
+Letters: N predictions, h × w the map of a mask, H × W its output size.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from uniquery import rle
+
+
+def box_iou(a: Tensor, b: Tensor) -> Tensor:
+    """(N, M) intersection over union of x0 y0 x1 y1 boxes."""
+    overlap = (torch.minimum(a[:, None, 2:], b[:, 2:]) - torch.maximum(a[:, None, :2], b[:, :2])).clamp(min=0).prod(-1)
+    area_a, area_b = (a[:, 2:] - a[:, :2]).prod(-1), (b[:, 2:] - b[:, :2]).prod(-1)
+    return overlap / (area_a[:, None] + area_b - overlap)
+
+
+def nms(boxes: Tensor, scores: Tensor, labels: Tensor, threshold: float) -> Tensor:
+    """Class-wise greedy non-maximum suppression: indices of the kept boxes, best first.
+
+    Greedy suppression is the fixed point of "kept unless a better kept box of its class overlaps it too much". Iterating
+    that to convergence takes as many rounds as the longest chain of suppressions, with no loop over boxes.
+
+    >>> boxes = torch.tensor([[0.0, 0, 10, 10], [0, 1, 10, 11], [0, 2, 10, 12]])
+    >>> nms(boxes, torch.tensor([0.5, 0.9, 0.8]), torch.zeros(3), 0.8)
+    tensor([1])
+    """
+    order = scores.argsort(descending=True, stable=True)
+    boxes, labels = boxes[order], labels[order]
+    rivals = (labels[:, None] == labels).triu(diagonal=1)  # [i, j]: i is better than j
+    for start in range(0, len(boxes), 512):
+        rivals[start : start + 512] &= box_iou(boxes[start : start + 512], boxes) > threshold
+    kept = torch.ones_like(order, dtype=torch.bool)
+    while True:
+        suppressed = (rivals & kept[:, None]).any(0)
+        if torch.equal(kept, ~suppressed):
+            return order[kept]
+        kept = ~suppressed
+
+
+def resize_matrix(matrix: Tensor, size: int) -> Tensor:
+    """(n, m) → (n, size): follows a linear map along one axis by bilinear resizing without aligned corners."""
+    return F.interpolate(matrix[:, None], size=size, mode="linear", align_corners=False)[:, 0]
+
+
+def encode_masks(probabilities: Tensor, rows: Tensor, columns: Tensor, threshold: float) -> list[rle.Rle]:
+    """Resizes, thresholds and encodes masks one by one, so that only one is ever held at full size.
+
+    Resizing is linear and separable: `rows.T @ p @ columns`. A pixel can only pass the threshold where a cell it is made
+    of does, so each mask is computed only inside the window that its cells can reach.
+
+    Args:
+        probabilities: (N, h, w).
+        rows: (h, H) resizing matrix, its columns non-negative with sum 1.
+        columns: (w, W) resizing matrix.
+        threshold: pixels above it belong to the mask.
+
+    Returns:
+        N compressed run-length masks of size (H, W).
+    """
+    probabilities, rows, columns = probabilities.float().cpu(), rows.float(), columns.float()
+    reach_rows, reach_columns = rows > 0, columns > 0
+    masks = []
+    for p in probabilities:
+        inside = p > threshold
+        canvas = np.zeros((columns.shape[1], rows.shape[1]), dtype=np.uint8).T  # column-major, as run lengths want it
+        window_y = _window(reach_rows[inside.any(1)].any(0))
+        window_x = _window(reach_columns[inside.any(0)].any(0))
+        cells_y, cells_x = _window(reach_rows[:, window_y].any(1)), _window(reach_columns[:, window_x].any(1))
+        patch = rows[cells_y, window_y].T @ p[cells_y, cells_x] @ columns[cells_x, window_x]
+        canvas[window_y, window_x] = (patch > threshold).numpy()
+        masks.append(rle.encode(canvas))
+    return masks
+
+
+def _window(flags: Tensor) -> slice:
+    """The smallest slice that holds every true flag."""
+    indices = flags.nonzero().flatten()
+    return slice(int(indices[0]), int(indices[-1]) + 1) if len(indices) else slice(0, 0)
+
+
+def scale_boxes(boxes: Tensor, from_size: tuple[int, int], to_size: tuple[int, int]) -> Tensor:
+    """Boxes of an image of one (height, width) on the same image at another, clipped to it."""
+    (from_h, from_w), (to_h, to_w) = from_size, to_size
+    factor = boxes.new_tensor([to_w / from_w, to_h / from_h] * 2)
+    limit = boxes.new_tensor([to_w, to_h] * 2)
+    return torch.minimum((boxes * factor).clamp(min=0), limit)
+
+
+def resized_size(height: int, width: int, short: int, longest: int) -> tuple[int, int]:
+    """The size with the given short side, unless the long side would pass its limit.
+
+    >>> resized_size(480, 640, short=800, longest=1333)
+    (800, 1067)
+    """
+    scale = min(short / min(height, width), longest / max(height, width))
+    return max(1, math.floor(height * scale + 0.5)), max(1, math.floor(width * scale + 0.5))

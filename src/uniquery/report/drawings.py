@@ -1,0 +1,238 @@
+"""Instances drawn over an image: translucent masks, outlines, names; label maps, contact sheets.
+
+Letters: H × W the image; arrays are uint8 (H, W, 3) in RGB.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageFont
+from scipy.ndimage import minimum_filter1d
+
+from uniquery import rle
+from uniquery.report.lettering import Label, Picture, caption, printable, text_patch, write_labels
+from uniquery.report.palette import Colour, colour
+
+_FILL = 0.45  # opacity of a mask's inside
+_MOST_LABELS = 40  # with more instances than this, names only hide the picture
+_WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One instance to draw.
+
+    Attributes:
+        rle: its compressed COCO run-length mask, at the size of the image.
+        label: the name of its class.
+        score: 0..1, or None for ground truth.
+    """
+
+    rle: dict[str, Any]
+    label: str
+    score: float | None = None
+
+
+def overlay(
+    image: Picture,
+    instances: Sequence[Drawn],
+    *,
+    color_by: Literal["instance", "label"] = "instance",
+    text: bool = True,
+) -> Picture:
+    """The image with its instances drawn over it, the best score on top.
+
+    Only pixels under a mask or a name change. Masks are decoded one at a time, so memory does not grow with their
+    number. Names are left out where the instance is tiny, where no place is free, and when there are very many.
+
+    Args:
+        image: (H, W, 3) uint8; not changed.
+        instances: what to draw.
+        color_by: one colour for each instance, or one for each label.
+        text: whether to write names and scores.
+
+    Returns:
+        (H, W, 3) uint8.
+
+    Raises:
+        ValueError: the image is not uint8 (H, W, 3), or a mask is not of its size.
+
+    >>> square = Drawn(rle.encode(np.ones((2, 2), np.uint8)), "square")
+    >>> overlay(np.zeros((2, 2, 3), np.uint8), [square])[0, 0].tolist()
+    [230, 46, 46]
+    """
+    _check_sizes(image, instances)
+    canvas = image.copy()
+    colours = _colours(instances, color_by)
+    order = _painting_order(instances)
+    thickness = max(1, round(min(image.shape[:2]) / 320))
+    labels = []
+    for i in order:
+        box, peak = rle.bounding_box(instances[i].rle), _paint(canvas, instances[i].rle, colours[i], thickness)
+        labels.append(Label(caption(instances[i].label, instances[i].score), box, peak, colours[i]))
+    if text and len(instances) <= _MOST_LABELS:
+        write_labels(canvas, labels[::-1])
+    return canvas
+
+
+def label_map(instances: Sequence[Drawn], size: tuple[int, int]) -> npt.NDArray[np.uint16]:
+    """(H, W) uint16: 0 is background, i + 1 the i-th instance; where they overlap, the best score wins.
+
+    >>> whole, corner = np.ones((2, 2), np.uint8), np.eye(2, dtype=np.uint8)
+    >>> label_map([Drawn(rle.encode(whole), "a", 0.3), Drawn(rle.encode(corner), "b", 0.9)], (2, 2)).tolist()
+    [[2, 1], [1, 2]]
+    """
+    if len(instances) > np.iinfo(np.uint16).max:
+        raise ValueError(f"{len(instances)} instances do not fit in 16 bits")
+    labels = np.zeros(size, np.uint16)
+    for i in _painting_order(instances):
+        labels[rle.decode(instances[i].rle).astype(bool)] = i + 1
+    return labels
+
+
+def shrunk(image: Picture, instances: Sequence[Drawn], longest: int) -> tuple[Picture, list[Drawn]]:
+    """Image and masks, scaled down together so that no side exceeds `longest`.
+
+    Drawing after shrinking keeps outlines and names crisp in a thumbnail. An instance never vanishes altogether.
+    """
+    height, width = image.shape[:2]
+    if max(height, width) <= longest:
+        return image, list(instances)
+    scale = longest / max(height, width)
+    size = (max(1, round(width * scale)), max(1, round(height * scale)))
+    small = np.asarray(Image.fromarray(image).resize(size, Image.Resampling.LANCZOS))
+    return small, [replace(one, rle=_shrunk_mask(one.rle, size)) for one in instances]
+
+
+def _shrunk_mask(mask: rle.Rle, size: tuple[int, int]) -> rle.Rle:
+    cover = np.asarray(Image.fromarray(rle.decode(mask) * 255).resize(size, Image.Resampling.BOX))
+    return rle.encode(cover >= max(1, min(128, int(cover.max()))))
+
+
+def _check_sizes(image: Picture, instances: Sequence[Drawn]) -> None:
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        raise ValueError(f"an image to draw on is uint8 (H, W, 3), not {image.dtype} {image.shape}")
+    for one in instances:
+        if tuple(one.rle["size"]) != image.shape[:2]:
+            raise ValueError(f"a mask of {tuple(one.rle['size'])} does not fit an image of {image.shape[:2]}")
+
+
+def _colours(instances: Sequence[Drawn], color_by: Literal["instance", "label"]) -> list[Colour]:
+    if color_by == "instance":
+        return [colour(i) for i in range(len(instances))]
+    names = sorted({one.label for one in instances})
+    return [colour(names.index(one.label)) for one in instances]
+
+
+def _painting_order(instances: Sequence[Drawn]) -> list[int]:
+    """Worst score first; among equals the largest first, so that small ones stay visible."""
+
+    def height_in_stack(i: int) -> tuple[float, int]:
+        score = instances[i].score
+        return (score if score is not None and score == score else -1.0, -rle.area(instances[i].rle))
+
+    return sorted(range(len(instances)), key=height_in_stack)
+
+
+def _paint(canvas: Picture, mask: rle.Rle, paint: Colour, thickness: int) -> int:
+    """Paints one mask in place and returns the x of its topmost pixel, 0 if it has none."""
+    x, y, width, height = (int(v) for v in rle.bounding_box(mask))
+    if not width or not height:
+        return 0
+    inside = np.ascontiguousarray(rle.decode(mask)[y : y + height, x : x + width])
+    core = minimum_filter1d(inside, 2 * thickness + 1, axis=0, mode="constant", cval=0)
+    core = minimum_filter1d(core, 2 * thickness + 1, axis=1, mode="constant", cval=0)
+    fill, edge = inside.astype(bool), inside > core
+    region = canvas[y : y + height, x : x + width]
+    levels = np.arange(256) * (1 - _FILL)
+    for channel, level in enumerate(paint):
+        # A table of 256 blends, since blending a large mask in floating point would take eight times its memory.
+        blend = np.round(levels + level * _FILL).astype(np.uint8)
+        plane = region[..., channel]
+        plane[fill] = blend[plane[fill]]
+        plane[edge] = level
+    return x + int(np.median(np.flatnonzero(inside[0])))
+
+
+def side_by_side(left: Picture, right: Picture, titles: tuple[str, str]) -> Picture:
+    """Two pictures beside each other, each under its title."""
+    return grid([left, right], 2, titles)
+
+
+def grid(images: Sequence[Picture], columns: int, titles: Sequence[str] = ()) -> Picture:
+    """A contact sheet, row by row; smaller pictures are centred in their cell on white.
+
+    Args:
+        images: each (H, W, 3) uint8, of any size.
+        columns: how many in a row.
+        titles: one for each image, or none at all.
+
+    Raises:
+        ValueError: there is no image, no column, or not a title for each.
+
+    >>> black = np.zeros((30, 40, 3), np.uint8)
+    >>> grid([black] * 3, columns=2).shape
+    (64, 84, 3)
+    """
+    if not images or columns < 1:
+        raise ValueError(f"a grid needs at least one image and one column, not {len(images)} and {columns}")
+    if titles and len(titles) != len(images):
+        raise ValueError(f"{len(titles)} titles for {len(images)} images")
+    height, width = (max(image.shape[axis] for image in images) for axis in (0, 1))
+    strips = _title_strips(titles, width)
+    strip = strips[0].shape[0] if strips else 0
+    gap = max(4, width // 100)
+    columns = min(columns, len(images))
+    rows = -(-len(images) // columns)
+    sheet = np.full((rows * (height + strip + gap) - gap, columns * (width + gap) - gap, 3), 255, np.uint8)
+    for i, image in enumerate(images):
+        y, x = (i // columns) * (height + strip + gap), (i % columns) * (width + gap)
+        if strips:
+            _paste(sheet, strips[i], y, x)
+        _paste(sheet, image, y + strip + (height - image.shape[0]) // 2, x + (width - image.shape[1]) // 2)
+    return sheet
+
+
+def _title_strips(titles: Sequence[str], width: int) -> list[Picture]:
+    size = max(10, width // 28)
+    font = ImageFont.load_default(size)
+    patches = [text_patch(printable(title), font, _BLACK, _WHITE, padding=size // 3) for title in titles]
+    return [patch[:, :width] for patch in patches]
+
+
+def _paste(sheet: Picture, image: Picture, y: int, x: int) -> None:
+    sheet[y : y + image.shape[0], x : x + image.shape[1]] = image
+
+
+def png_bytes(image: npt.NDArray[Any]) -> bytes:
+    """A PNG file's bytes, of (H, W, 3) uint8, (H, W) uint8 or a (H, W) uint16 label map.
+
+    >>> png_bytes(np.zeros((2, 2), np.uint16))[1:4]
+    b'PNG'
+    """
+    return _encoded(Image.fromarray(image), "png")
+
+
+def data_uri(image: Picture, longest: int = 360, kind: Literal["jpeg", "png"] = "jpeg") -> str:
+    """The picture as text to put into an html page, scaled down so that no side exceeds `longest`.
+
+    >>> data_uri(np.zeros((2, 2, 3), np.uint8))[:23]
+    'data:image/jpeg;base64,'
+    """
+    picture = Image.fromarray(image)
+    picture.thumbnail((longest, longest), Image.Resampling.LANCZOS)
+    return f"data:image/{kind};base64,{base64.b64encode(_encoded(picture, kind)).decode()}"
+
+
+def _encoded(picture: Image.Image, kind: Literal["jpeg", "png"]) -> bytes:
+    options: dict[str, Any] = {"quality": 88, "optimize": True} if kind == "jpeg" else {"compress_level": 6}
+    buffer = io.BytesIO()
+    picture.save(buffer, kind, **options)
+    return buffer.getvalue()

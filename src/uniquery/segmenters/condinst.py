@@ -1,0 +1,374 @@
+"""CondInst: conditional convolutions for instance segmentation (Tian et al., ECCV 2020).
+
+Letters: B images, L locations of all levels, C classes, Q queries, P pixels, D mask channels, h × w the mask map.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from uniquery.backbones import Backbone
+from uniquery.layers.fpn import FPN
+from uniquery.layers.pixels import Normalise
+from uniquery.layers.resize import aligned_bilinear, aligned_linear_matrix
+from uniquery.mask_losses import dice, sigmoid_focal
+from uniquery.matching import assign_points, box_distances
+from uniquery.parallel import mean_over_processes
+from uniquery.postprocess import encode_masks, resize_matrix, nms, scale_boxes
+from uniquery.querying.contract import Segmenter
+from uniquery.structures import (
+    Assignment,
+    Images,
+    Instances,
+    Outputs,
+    PixelMap,
+    Pixels,
+    Queries,
+    Targets,
+    grid_locations,
+)
+
+FILTER_CHANNELS = 8
+
+
+class CondInstConfig(BaseModel):
+    """Settings of CondInst; the defaults are the original's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Literal["condinst"] = "condinst"
+    channels: int = Field(256, gt=0, multiple_of=32, description="of the pyramid and the heads")
+    head_convs: int = Field(4, ge=0, description="convolutions of each head tower")
+    mask_channels: int = Field(128, gt=0, multiple_of=32, description="of the mask branch")
+    mask_convs: int = Field(4, ge=0, description="convolutions of the mask branch")
+    mask_norm: Literal["batch", "group"] = Field("batch", description="group: for small or uneven batches")
+    finest_stride: Literal[4, 8] = Field(8, description="of the first level and of the pixel embeddings; 4: small objects")
+    levels: int = Field(5, ge=3, le=6)
+    size_limits: Annotated[tuple[float, ...], Field(min_length=1)] | None = Field(
+        None, description="box sizes that separate the levels, in pixels; None: 8 strides of each level"
+    )
+    max_queries: int = Field(500, gt=0, description="positives that decode a mask in a training step")
+    score_threshold: float = Field(0.05, ge=0, le=1, description="of class × centerness, before the square root")
+    candidates: int = Field(1000, gt=0, description="per level, before suppression")
+    nms_threshold: float = Field(0.6, ge=0, le=1)
+    max_detections: int = Field(100, gt=0)
+    mask_threshold: float = Field(0.5, gt=0, lt=1)
+
+
+@dataclass(frozen=True)
+class CondInstOutputs(Outputs):
+    """What CondInst predicts at each location of all levels, finest level first.
+
+    Attributes:
+        logits: (B, L, C) class logits.
+        distances: (B, L, 4) left, top, right, bottom, in strides.
+        centerness: (B, L) logits.
+        filters: (B, L, F) dynamic parameters.
+        locations: (L, 2) x, y in input pixels.
+        strides: (L,) of each location's level.
+        sizes: valid (height, width) of each image.
+    """
+
+    logits: Tensor
+    distances: Tensor
+    centerness: Tensor
+    filters: Tensor
+    locations: Tensor
+    strides: Tensor
+    sizes: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class CondInstQueries(Queries):
+    """Dynamic filters, which see pixels relative to where they were made.
+
+    Attributes:
+        locations: (Q, 2) x, y in input pixels.
+        reach: (Q,) the distance that counts as one, from the level.
+    """
+
+    locations: Tensor
+    reach: Tensor
+
+
+class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
+    """FCOS detects; a controller writes three 1×1 layers per location; they run over the mask branch's map."""
+
+    def __init__(self, backbone: Backbone, num_classes: int, config: CondInstConfig | None = None) -> None:
+        super().__init__()
+        self.config = config = config or CondInstConfig()
+        self.stride = config.finest_stride
+        used = {stride: c for stride, c in backbone.channels.items() if stride >= self.stride}
+        self.normalise = Normalise(backbone.pixels.mean, backbone.pixels.std, backbone.pixels.order)
+        self.backbone = backbone
+        self.fpn = FPN(used, config.channels, extra_levels=config.levels - len(used))
+        self.head = FCOSHead(config.channels, config.head_convs, num_classes, config.levels)
+        self.mask_branch = MaskBranch(config.channels, config.mask_channels, config.mask_convs, config.mask_norm)
+        strides = [self.stride * 2**level for level in range(config.levels)]
+        limits = config.size_limits or [8.0 * stride for stride in strides[:-1]]
+        assert len(limits) == config.levels - 1, "one size limit between each two levels"
+        self.size_ranges = dict(zip(strides, zip([-1, *limits], [*limits, 1e8], strict=True), strict=True))
+        reaches = [*limits, 2 * limits[-1]]
+        self.reaches = dict(zip(strides, reaches, strict=True))
+
+    def forward(self, images: Images) -> CondInstOutputs:
+        pyramid = self.fpn(self.backbone(self.normalise(images)))  # stride → (B, channels, h, w)
+        embeddings = self.mask_branch([pyramid[self.stride * 2**i] for i in range(3)])  # (B, D, h, w)
+        maps = [self.head(features, level) for level, features in enumerate(pyramid.values())]
+        logits, distances, centerness, filters = (
+            torch.cat([m.flatten(2) for m in of_levels], dim=2).mT for of_levels in zip(*maps, strict=True)
+        )  # (B, L, C), (B, L, 4), (B, L, 1), (B, L, F)
+        locations = [grid_locations(*m.shape[-2:], s, m.device) for s, m in pyramid.items()]
+        strides = [torch.full((len(of_level),), s, device=logits.device) for s, of_level in zip(pyramid, locations, strict=True)]
+        return CondInstOutputs(
+            PixelMap(embeddings, self.stride),
+            logits=logits,
+            distances=distances,
+            centerness=centerness.squeeze(2),
+            filters=filters,
+            locations=torch.cat(locations),
+            strides=torch.cat(strides),
+            sizes=images.sizes,
+        )
+
+    @torch.no_grad()
+    def assign(self, outputs: CondInstOutputs, targets: Sequence[Targets]) -> Assignment:
+        ranges = _by_stride(outputs.strides, self.size_ranges)  # (L, 2)
+        owners = torch.stack([assign_points(outputs.locations, outputs.strides, ranges, t) for t in targets])  # (B, L)
+        image, location = (owners >= 0).nonzero(as_tuple=True)
+        return Assignment(query=location, image=image, target=owners[image, location])
+
+    def queries(self, outputs: CondInstOutputs, assignment: Assignment) -> CondInstQueries:
+        if len(assignment) > self.config.max_queries:
+            chosen = torch.randperm(len(assignment), device=assignment.query.device)[: self.config.max_queries]
+            assignment = assignment[chosen]
+        return self._queries_at(outputs, assignment.image, assignment.query, assignment.target)
+
+    def _queries_at(self, outputs: CondInstOutputs, image: Tensor, location: Tensor, target: Tensor) -> CondInstQueries:
+        return CondInstQueries(
+            embeddings=outputs.filters[image, location],
+            image=image,
+            target=target,
+            locations=outputs.locations[location],
+            reach=_by_stride(outputs.strides[location], self.reaches),
+        )
+
+    def similarity(self, queries: CondInstQueries, pixels: Pixels) -> Tensor:
+        """(Q, P) logits: three 1×1 layers over [relative x, relative y, embedding].
+
+        The first layer is affine in the pixel's position, so relative coordinates are never formed for each pair; its sums
+        are taken in float32, where positions of a large image are exact.
+        """
+        d = pixels.embeddings.shape[1]
+        weights, biases = split_filters(queries.embeddings.float(), d)
+        with torch.autocast(queries.embeddings.device.type, enabled=False):
+            per_pixel = -1 / queries.reach[:, None, None]
+            position, content = weights[0][..., :2] * per_pixel, weights[0][..., 2:]  # (Q, 8, 2), (Q, 8, D)
+            offset = biases[0] - (position @ queries.locations[..., None]).squeeze(2)  # (Q, 8)
+            layer = torch.cat([position, content, offset[..., None]], dim=2).flatten(0, 1)  # (Q · 8, 2 + D + 1)
+            ones = pixels.locations.new_ones(len(pixels), 1)
+            values = torch.cat([pixels.locations, pixels.embeddings.float(), ones], dim=1)  # (P, 2 + D + 1)
+            hidden = (layer @ values.T).relu_().unflatten(0, (-1, FILTER_CHANNELS))  # (Q, 8, P)
+            hidden = torch.baddbmm(biases[1][..., None], weights[1], hidden).relu_()
+            return torch.baddbmm(biases[2][..., None], weights[2], hidden).squeeze(1)
+
+    def decode(self, queries: CondInstQueries, pixel_map: PixelMap) -> Tensor:
+        height, width = pixel_map.embeddings.shape[-2:]
+        images = len(pixel_map.embeddings)
+        order = queries.image.argsort(stable=True)
+        counts = torch.bincount(queries.image, minlength=images).tolist()
+        logits = [self.similarity(queries[of_image], pixel_map.of_image(i)) for i, of_image in enumerate(order.split(counts))]
+        return torch.cat(logits)[order.argsort()].unflatten(1, (height, width))
+
+    def mask_loss(self, logits: Tensor, queries: CondInstQueries, targets: Sequence[Targets]) -> Tensor:
+        step = self.stride // 2  # masks are supervised at twice the map's resolution
+        probabilities = aligned_bilinear(logits[:, None], 2)[:, 0].sigmoid()  # (Q, 2h, 2w)
+        masks = probabilities.new_zeros(probabilities.shape)
+        for i, target in enumerate(targets):
+            mine = queries.image == i
+            masks[mine] = target.masks[:, step // 2 :: step, step // 2 :: step][queries.target[mine]].to(masks.dtype)
+            if target.valid is not None:
+                valid = target.valid[step // 2 :: step, step // 2 :: step]
+                probabilities = torch.where(mine[:, None, None] & ~valid, 0, probabilities)
+                masks[mine] *= valid
+        count = mean_over_processes(probabilities.new_tensor(len(queries)))
+        return dice(probabilities, masks).sum() / count.clamp(min=1)
+
+    def losses(
+        self, outputs: CondInstOutputs, targets: Sequence[Targets], assignment: Assignment
+    ) -> dict[str, Tensor]:
+        image, location = assignment.image, assignment.query
+        labels, boxes = _of_assigned(targets, assignment)
+        is_class = torch.zeros_like(outputs.logits)
+        is_class[image, location, labels] = 1
+        strides = outputs.strides[location][:, None]
+        wanted = box_distances(outputs.locations[location], boxes) / strides
+        centerness = _centerness(wanted)
+        positives = mean_over_processes(outputs.logits.new_tensor(len(assignment))).clamp(min=1)
+        centre_sum = mean_over_processes(centerness.sum()).clamp(min=1e-6)
+        predicted = outputs.distances[image, location].float()
+        queries = self.queries(outputs, assignment)
+        return {
+            "loss_class": sigmoid_focal(outputs.logits.float(), is_class).sum() / positives,
+            "loss_box": (_giou_loss(predicted, wanted) * centerness).sum() / centre_sum,
+            "loss_centerness": F.binary_cross_entropy_with_logits(
+                outputs.centerness[image, location].float(), centerness, reduction="sum"
+            ) / positives,
+            "loss_mask": self.mask_loss(self.decode(queries, outputs.pixels), queries, targets),
+        }
+
+    @torch.no_grad()
+    def predict(
+        self, outputs: CondInstOutputs, sizes: Sequence[tuple[int, int]], *, mask_threshold: float | None = None
+    ) -> list[Instances]:
+        threshold = self.config.mask_threshold if mask_threshold is None else mask_threshold
+        return [self._predict_one(outputs, i, size, threshold) for i, size in enumerate(sizes)]
+
+    def _predict_one(self, outputs: CondInstOutputs, i: int, size: tuple[int, int], mask_threshold: float) -> Instances:
+        location, labels, scores = self._candidates(outputs, i)
+        reach = outputs.distances[i, location].float() * outputs.strides[location][:, None]
+        centres = outputs.locations[location]
+        boxes = torch.cat([centres - reach[:, :2], centres + reach[:, 2:]], dim=1)
+        kept = nms(boxes, scores, labels, self.config.nms_threshold)[: self.config.max_detections]
+        boxes = scale_boxes(boxes[kept], outputs.sizes[i], size)
+        visible = (boxes[:, 2:] > boxes[:, :2]).all(1)
+        kept, boxes = kept[visible], boxes[visible]
+
+        image = torch.full_like(kept, i)
+        queries = self._queries_at(outputs, image, location[kept], torch.full_like(kept, -1))
+        logits = self.similarity(queries, outputs.pixels.of_image(i)).unflatten(1, outputs.pixels.embeddings.shape[-2:])
+        probabilities = aligned_bilinear(logits[:, None], 2)[:, 0].sigmoid()
+        rows, columns = (
+            resize_matrix(aligned_linear_matrix(cells, self.stride // 2)[:, :valid], length)
+            for cells, valid, length in zip(probabilities.shape[1:], outputs.sizes[i], size, strict=True)
+        )
+        rles = encode_masks(probabilities, rows, columns, mask_threshold)
+        return Instances(scores[kept].cpu(), labels[kept].cpu(), boxes.cpu(), rles, size)
+
+    def _candidates(self, outputs: CondInstOutputs, i: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Location, class and score of the best pairs of each level."""
+        classes = outputs.logits.shape[2]
+        scores = outputs.logits[i].float().sigmoid() * outputs.centerness[i].float().sigmoid()[:, None]  # (L, C)
+        chosen = []
+        for stride in self.reaches:
+            of_level = (outputs.strides == stride).nonzero().flatten()
+            flat = scores[of_level].flatten()
+            best, index = flat.topk(min(self.config.candidates, len(flat)))
+            index = index[best > self.config.score_threshold]
+            chosen.append(of_level[index // classes] * classes + index % classes)
+        pairs = torch.cat(chosen)
+        return pairs // classes, pairs % classes, scores.flatten()[pairs].sqrt()
+
+
+class FCOSHead(nn.Module):
+    """Two towers shared by all levels: classes on one; boxes, centerness and the controller's filters on the other."""
+
+    def __init__(self, channels: int, convs: int, num_classes: int, levels: int) -> None:
+        super().__init__()
+        self.class_tower = _tower(channels, convs)
+        self.box_tower = _tower(channels, convs)
+        self.classes = nn.Conv2d(channels, num_classes, 3, padding=1)
+        self.distances = nn.Conv2d(channels, 4, 3, padding=1)
+        self.centerness = nn.Conv2d(channels, 1, 3, padding=1)
+        self.controller = nn.Conv2d(channels, num_filter_parameters(FILTER_CHANNELS), 3, padding=1)
+        self.scales = nn.ParameterList(torch.ones(1) for _ in range(levels))
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.normal_(module.weight, std=0.01)
+                nn.init.zeros_(cast(Tensor, module.bias))
+        nn.init.constant_(cast(Tensor, self.classes.bias), -math.log((1 - 0.01) / 0.01))
+
+    def forward(self, features: Tensor, level: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(B, channels, h, w) → class logits, box distances in strides, centerness logits, filters."""
+        x = self.box_tower(features)
+        distances = (self.distances(x) * self.scales[level]).relu()
+        return self.classes(self.class_tower(features)), distances, self.centerness(x), self.controller(x)
+
+
+class MaskBranch(nn.Module):
+    """Three levels, refined, brought to the finest and summed; then a tower down to the pixel embeddings."""
+
+    def __init__(self, in_channels: int, channels: int, convs: int, norm: Literal["batch", "group"]) -> None:
+        super().__init__()
+
+        def block(inputs: int) -> nn.Sequential:
+            conv = nn.Conv2d(inputs, channels, 3, padding=1, bias=False)
+            nn.init.kaiming_uniform_(conv.weight, a=1)
+            normed = nn.BatchNorm2d(channels) if norm == "batch" else nn.GroupNorm(32, channels)
+            return nn.Sequential(conv, normed, nn.ReLU(inplace=True))
+
+        self.refine = nn.ModuleList(block(in_channels) for _ in range(3))
+        self.tower = nn.Sequential(*(block(channels) for _ in range(convs)), nn.Conv2d(channels, FILTER_CHANNELS, 1))
+
+    def forward(self, levels: Sequence[Tensor]) -> Tensor:
+        """Three (B, in_channels, h / 2^i, w / 2^i) → (B, 8, h, w)."""
+        x = self.refine[0](levels[0])
+        for i in (1, 2):
+            x = x + aligned_bilinear(self.refine[i](levels[i]), 2**i)
+        return cast(Tensor, self.tower(x))
+
+
+def _tower(channels: int, convs: int) -> nn.Sequential:
+    def block() -> tuple[nn.Module, ...]:
+        return nn.Conv2d(channels, channels, 3, padding=1), nn.GroupNorm(32, channels), nn.ReLU(inplace=True)
+
+    return nn.Sequential(*(module for _ in range(convs) for module in block()))
+
+
+def num_filter_parameters(mask_channels: int) -> int:
+    """How many numbers the controller writes per location.
+
+    >>> num_filter_parameters(8)
+    169
+    """
+    return sum(outputs * inputs + outputs for outputs, inputs in _filter_shapes(mask_channels))
+
+
+def _filter_shapes(mask_channels: int) -> list[tuple[int, int]]:
+    return [(FILTER_CHANNELS, mask_channels + 2), (FILTER_CHANNELS, FILTER_CHANNELS), (1, FILTER_CHANNELS)]
+
+
+def split_filters(filters: Tensor, mask_channels: int) -> tuple[list[Tensor], list[Tensor]]:
+    """(Q, F) → weights (Q, out, in) and biases (Q, out) of the three layers: all weights come first, then all biases."""
+    shapes = _filter_shapes(mask_channels)
+    parts = filters.split([o * i for o, i in shapes] + [o for o, _ in shapes], dim=1)
+    weights = [part.unflatten(1, shape) for part, shape in zip(parts[:3], shapes, strict=True)]
+    return weights, list(parts[3:])
+
+
+def _of_assigned(targets: Sequence[Targets], assignment: Assignment) -> tuple[Tensor, Tensor]:
+    """Labels (Q,) and boxes (Q, 4) of the assigned instances."""
+    starts = torch.tensor([0, *(len(t) for t in targets)][:-1], device=assignment.image.device).cumsum(0)
+    index = starts[assignment.image] + assignment.target
+    return torch.cat([t.labels for t in targets])[index], torch.cat([t.boxes for t in targets])[index]
+
+
+def _by_stride(strides: Tensor, table: dict[int, float] | dict[int, tuple[float, float]]) -> Tensor:
+    """Looks each stride (a power of two) up in a table."""
+    first = min(table)
+    values = torch.tensor(list(table.values()), dtype=torch.float32, device=strides.device)
+    return values[(strides / first).log2().round().long()]
+
+
+def _centerness(distances: Tensor) -> Tensor:
+    """(Q,) √(min(l, r)/max(l, r) · min(t, b)/max(t, b)) of (Q, 4) distances."""
+    x, y = distances[:, [0, 2]], distances[:, [1, 3]]
+    return (x.amin(1) / x.amax(1) * (y.amin(1) / y.amax(1))).sqrt()
+
+
+def _giou_loss(predicted: Tensor, wanted: Tensor) -> Tensor:
+    """(Q,) 1 − generalised IoU of boxes given as (Q, 4) distances from one point, in strides."""
+    area = lambda d: (d[:, 0] + d[:, 2]) * (d[:, 1] + d[:, 3])  # noqa: E731
+    overlap = area(torch.minimum(predicted, wanted))
+    enclosing = area(torch.maximum(predicted, wanted))
+    union = area(predicted) + area(wanted) - overlap
+    iou = (overlap + 1) / (union + 1)
+    return 1 - (iou - (enclosing - union) / enclosing)

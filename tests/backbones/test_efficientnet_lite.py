@@ -33,12 +33,12 @@ def pretrained():
 
 def oracle_features(oracle, images: torch.Tensor) -> dict[int, torch.Tensor]:
     outputs = {}
-    hooks = [
-        oracle._blocks[block].register_forward_hook(
-            lambda _module, _args, out, stride=stride: outputs.update({stride: out})
-        )
-        for stride, block in LAST_BLOCK_OF_STRIDE.items()
-    ]
+
+    def keep(stride):
+        return lambda _module, _inputs, output: outputs.update({stride: output})
+
+    blocks = oracle._blocks
+    hooks = [blocks[block].register_forward_hook(keep(stride)) for stride, block in LAST_BLOCK_OF_STRIDE.items()]
     with torch.no_grad():
         oracle.extract_features(images)
     for hook in hooks:

@@ -4,15 +4,16 @@ import json
 
 import pytest
 import torch
-from reference import reference
 from safetensors.torch import load_file
 
+from reference import reference
 from uniquery.backbones.naming import resnet_key
 from uniquery.backbones.pretrained import load_weights
 from uniquery.backbones.resnet import ResNet
 
 pytestmark = pytest.mark.realdata
-STAGE_OF_STRIDE = {4: "res2", 8: "res3", 16: "res4", 32: "res5"}
+# SOLQ's reference counts the maps from stride 8.
+MAPS = {4: ("res2",), 8: ("res3", "0"), 16: ("res4", "1"), 32: ("res5", "2")}
 RUNS = [
     ("condinst", 4, True, "eval0"),
     ("condinst", 4, True, "eval1"),
@@ -21,6 +22,7 @@ RUNS = [
     ("sotr", 8, True, "eval"),
     ("mask2former", 8, False, "eval"),
     ("sparseinst", 8, False, "eval"),
+    ("solq", 4, False, "eval"),
 ]
 
 
@@ -31,13 +33,12 @@ def resnet_of(model: str, width: int, stride_in_1x1: bool) -> ResNet:
     return resnet
 
 
-def compared(model: str, width: int, stride_in_1x1: bool, run: str) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def compared(model: str, width: int, stride_in_1x1: bool, run: str) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
     io = load_file(reference("parity", model, "io.safetensors"))
-    features = resnet_of(model, width, stride_in_1x1)(io[f"{run}.padded_normalised_image"])
-    names = {stage: f"{run}.resnet.{stage}" for stage in STAGE_OF_STRIDE.values()}
-    return {
-        stage: (features[stride], io[names[stage]]) for stride, stage in STAGE_OF_STRIDE.items() if names[stage] in io
-    }
+    images = io["input.padded_normalised" if model == "solq" else f"{run}.padded_normalised_image"]
+    features = resnet_of(model, width, stride_in_1x1)(images)
+    names = {f"{run}.resnet.{name}": stride for stride, names in MAPS.items() for name in names}
+    return {stride: (features[stride], io[name]) for name, stride in names.items() if name in io}
 
 
 @pytest.mark.parametrize(("model", "width", "stride_in_1x1", "run"), RUNS)
@@ -47,15 +48,15 @@ def test_features_equal_the_originals(model, width, stride_in_1x1, run):
     These networks amplify rounding: the original itself is as far from its float64 result as we are.
     """
     maps = compared(model, width, stride_in_1x1, run)
-    assert {"res3", "res4", "res5"} <= set(maps)
-    for stage, (ours, original) in maps.items():
-        slack = original.abs().max().item() if stage in ("res4", "res5") else 1.0
+    assert {8, 16, 32} <= set(maps)
+    for stride, (ours, original) in maps.items():
+        slack = original.abs().max().item() if stride > 8 else 1.0
         torch.testing.assert_close(ours, original, rtol=1e-4, atol=1e-4 * slack)
 
 
 @pytest.mark.parametrize(("model", "width", "stride_in_1x1", "run"), [RUNS[0], RUNS[-1]])
 def test_the_other_convention_would_not_pass(model, width, stride_in_1x1, run):
-    ours, original = compared(model, width, not stride_in_1x1, run)["res3"]
+    ours, original = compared(model, width, not stride_in_1x1, run)[8]
     assert (ours - original).abs().max() > 0.1
 
 

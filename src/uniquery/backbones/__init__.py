@@ -79,8 +79,12 @@ BACKBONES: dict[str, Family] = {
 }
 
 
-def build_backbone(config: BackboneConfig) -> Backbone:
+def build_backbone(config: BackboneConfig, *, pretrained: bool = True) -> Backbone:
     """The backbone that `config` describes, with its weights in place.
+
+    Args:
+        config: which backbone.
+        pretrained: False leaves the weights to a checkpoint of the whole model that follows.
 
     Raises:
         ConfigError: `config.weights` is left out.
@@ -97,7 +101,7 @@ def build_backbone(config: BackboneConfig) -> Backbone:
     random = config.weights == "random"
     family = BACKBONES[config.name]
     backbone = family.build(config.norm or ("batch" if random else "frozen"), config.caffe)
-    if not random:
+    if pretrained and not random:
         path = imagenet_file(config.name) if config.weights == "imagenet" else Path(config.weights).expanduser()
         load_weights(backbone, path, family.rename)
     default = 0 if random else FROZEN_WHEN_PRETRAINED

@@ -105,25 +105,23 @@ def _plot(series: Sequence[Series], x_label: str, y_label: str, size: tuple[int,
     left = 14 + 6.6 * max(len(text) for text in y_texts)
     frame = _Frame(xs, (y_ticks[0], y_ticks[-1]), size[0] - left - _RIGHT, size[1] - _TOP - _BOTTOM)
     curves = Markup("").join(_curve(one, frame) for one in sorted(series, key=lambda s: not s.faint))
+    dots = Markup("").join(_dots(one, frame) for one in series if not one.faint)
+    # An svg inside cuts off outliers; it is a stroke taller than the frame so that a curve on its edge is whole.
+    window = Markup('<svg y="-2" width="{0:.1f}" height="{1:.1f}" viewBox="0 -2 {0:.1f} {1:.1f}">{2}</svg>')
     return Markup(
-        '<svg class="plot" viewBox="0 0 {} {}" role="img"><text class="unit" x="0" y="12">{}</text>'
-        '<g transform="translate({:.1f} {})">{}{}'
-        '<text class="unit" x="{:.1f}" y="{:.1f}" text-anchor="middle">{}</text>'
-        '<svg y="-2" width="{2:.1f}" height="{3:.1f}" viewBox="0 -2 {2:.1f} {3:.1f}">{4}</svg>{5}</g></svg>'
+        '<svg class="plot" viewBox="0 0 {} {}" role="img"><text x="0" y="12">{}</text>'
+        '<g transform="translate({:.1f} {})">{}{}{}</g><text x="{:.1f}" y="{}" text-anchor="middle">{}</text></svg>'
     ).format(
         *size,
         y_label,
         left,
         _TOP,
-        _y_axis(y_ticks, y_texts, frame),
-        _x_axis(frame),
-        frame.width / 2,
-        frame.height + 34,
+        _y_axis(y_ticks, y_texts, frame) + _x_axis(frame),
+        window.format(frame.width, frame.height + 4, curves),
+        dots,
+        left + frame.width / 2,
+        size[1] - 4,
         x_label,
-        frame.width,
-        frame.height,
-        curves,
-        Markup("").join(_dots(one, frame) for one in series if not one.faint),
     )
 
 
@@ -131,7 +129,7 @@ def _y_axis(values: Sequence[float], texts: Sequence[str], frame: _Frame) -> Mar
     rows = frame.place(np.array([[frame.xs[0], value] for value in values]))[:, 1]
     line = Markup(
         '<line class="rule" x1="0" x2="{0:.1f}" y1="{1:.1f}" y2="{1:.1f}"/>'
-        '<text class="tick" x="-8" y="{2:.1f}" text-anchor="end">{3}</text>'
+        '<text x="-8" y="{2:.1f}" text-anchor="end">{3}</text>'
     )
     return Markup("").join(line.format(frame.width, y, y + 4, text) for y, text in zip(rows, texts, strict=True))
 
@@ -142,7 +140,7 @@ def _x_axis(frame: _Frame) -> Markup:
     columns = frame.place(np.array([[value, frame.ys[0]] for value in inside]))[:, 0]
     line = Markup(
         '<line class="axis" x1="{0:.1f}" x2="{0:.1f}" y1="{1:.1f}" y2="{2:.1f}"/>'
-        '<text class="tick" x="{0:.1f}" y="{3:.1f}" text-anchor="middle">{4}</text>'
+        '<text x="{0:.1f}" y="{3:.1f}" text-anchor="middle">{4}</text>'
     )
     marks = [
         line.format(x, frame.height, frame.height + 4, frame.height + 17, text)
@@ -173,11 +171,11 @@ def _dots(one: Series, frame: _Frame) -> Markup:
     known = np.isfinite(one.points[:, 1])
     around = np.pad(known, 1)
     shown = known if known.sum() <= _MOST_DOTS else known & ~around[:-2] & ~around[2:]
-    dot = Markup('<circle class="dot tone{}" cx="{:.1f}" cy="{:.1f}" r="3"><title>{}: {} at {}</title></circle>')
+    dot = Markup('<circle class="dot tone{}" cx="{:.1f}" cy="{:.1f}" r="{}"><title>{}: {} at {}</title></circle>')
     inside = shown & (one.points[:, 1] >= frame.ys[0]) & (one.points[:, 1] <= frame.ys[1])
     places = frame.place(one.points[inside])
     return Markup("").join(
-        dot.format(one.tone % TONES, x, y, one.name, short(value), short(step))
+        dot.format(one.tone % TONES, x, y, 2 if one.dashed else 3, one.name, short(value), short(step))
         for (x, y), (step, value) in zip(places, one.points[inside], strict=True)
     )
 

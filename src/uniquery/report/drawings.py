@@ -156,8 +156,8 @@ def _paint(canvas: Picture, mask: rle.Rle, paint: Colour, thickness: int) -> int
         # A table of 256 blends, since blending a large mask in floating point would take eight times its memory.
         blend = np.round(levels + level * _FILL).astype(np.uint8)
         plane = region[..., channel]
-        plane[fill] = blend[plane[fill]]
-        plane[edge] = level
+        np.copyto(plane, blend[plane], where=fill)
+        np.copyto(plane, np.uint8(level), where=edge)
     return x + int(np.median(np.flatnonzero(inside[0])))
 
 

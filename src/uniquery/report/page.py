@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from uniquery.errors import UserError
@@ -51,12 +51,10 @@ def render(runs: Sequence[tuple[Run, Sequence[Example]]], title: str) -> str:
         raise ValueError("a report needs at least one run")
     only = [run for run, _ in runs]
     labels = run_labels(only)
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(files("uniquery.report").joinpath("report.html.j2").read_text("utf-8"))
     several = len(runs) > 1
     finals = [run.final for run in only]
     columns = list(zip(labels, finals, strict=True)) if several else _columns_of_one(only[0])
-    return template.render(
+    return _template().render(
         title=title,
         labels=labels,
         folders=[str(run.folder) for run in only],
@@ -74,6 +72,11 @@ def render(runs: Sequence[tuple[Run, Sequence[Example]]], title: str) -> str:
         differences=[row for row in text_rows([run.config for run in only]) if row.differs],
         configs=[run.config_text for run in only],
     )
+
+
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(files("uniquery.report").joinpath("report.html.j2").read_text("utf-8"))
 
 
 def write_report(path: Path, html: str) -> None:

@@ -179,10 +179,11 @@ def _line(value: Any, place: str) -> TrainLine | EvalLine | None:
     if not isinstance(value, dict) or "kind" not in value:
         raise UserError(f"{place} has no 'kind'; remove that line.")
     kinds: dict[str, type[TrainLine] | type[EvalLine]] = {"train": TrainLine, "eval": EvalLine}
-    if value["kind"] not in kinds:
+    model = kinds.get(str(value["kind"]))
+    if model is None:
         return None
     try:
-        return kinds[value["kind"]].model_validate(value)
+        return model.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])

@@ -26,12 +26,12 @@ def points_of(pairs: Sequence[tuple[float, float | None]]) -> Points:
 
 
 def smooth(points: Points, share: float = 0.04) -> Points:
-    """Each y replaced by the mean of its neighbourhood, a share of the curve wide; gaps stay gaps.
+    """Each y replaced by the mean of its neighbourhood, a share of the curve wide; short curves and gaps stay.
 
     >>> smooth(np.array([[0, 0.0], [1, 3.0], [2, 0.0]]), share=0.7)[:, 1].tolist()
     [1.5, 1.0, 1.5]
     """
-    half = max(1, round(len(points) * share / 2)) if len(points) > 2 else 0
+    half = round(len(points) * share / 2)
     known = np.isfinite(points[:, 1])
     window = np.ones(2 * half + 1)
     middle = slice(half, half + len(points))

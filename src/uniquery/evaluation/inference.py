@@ -1,0 +1,67 @@
+"""From a model and a data set to COCO results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from uniquery.data.batch import EvaluationItems, collate, raise_errors
+from uniquery.data.coco import CocoData
+from uniquery.querying.contract import Segmenter
+from uniquery.structures import Instances
+
+Progress = Callable[[int, int], None]
+
+
+@torch.inference_mode()
+def predict_data(
+    model: Segmenter[Any, Any, Any],
+    items: EvaluationItems,
+    *,
+    thresholds: Sequence[float | None] = (None,),
+    batch_size: int = 1,
+    workers: int = 0,
+    progress: Progress = lambda done, total: None,
+) -> Iterator[tuple[int, list[Instances]]]:
+    """(image id, its instances at each mask threshold) for every image, once; None is the model's own threshold."""
+    device = next(model.parameters()).device
+    loader: DataLoader[Any] = DataLoader(
+        items, batch_size, num_workers=workers, collate_fn=collate, pin_memory=device.type == "cuda"
+    )
+    model.eval()
+    done = 0
+    for batch in raise_errors(loader):
+        outputs = model(batch.images.to(device))
+        at_thresholds = [model.predict(outputs, batch.original_sizes, mask_threshold=t) for t in thresholds]
+        for target, *instances in zip(batch.targets, *at_thresholds, strict=True):
+            yield target.image_id, instances
+        done += len(batch.images)
+        progress(done, len(items))
+
+
+def coco_results(image_id: int, instances: Instances, category_ids: Sequence[int | None]) -> Iterable[dict[str, Any]]:
+    """An image's instances as COCO results, with the data set's own category ids.
+
+    Args:
+        image_id: of the data set.
+        instances: of the image.
+        category_ids: label → category id; None drops a class that the data set does not have.
+    """
+    boxes = instances.boxes.clone()
+    boxes[:, 2:] -= boxes[:, :2]
+    for label, score, box, mask in zip(
+        instances.labels.tolist(), instances.scores.tolist(), boxes.tolist(), instances.rles, strict=True
+    ):
+        category = category_ids[label]
+        if category is not None:
+            rounded = [round(side, 2) for side in box]
+            yield {"image_id": image_id, "category_id": category, "segmentation": mask, "bbox": rounded, "score": score}
+
+
+def category_ids_by_name(classes: Sequence[str], data: CocoData) -> list[int | None]:
+    """Label of the model → category id of the data set, by name."""
+    ids = {c.name: c.id for c in data.categories}
+    return [ids.get(name) for name in classes]

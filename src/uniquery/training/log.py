@@ -1,0 +1,105 @@
+"""What a run tells: phase times, json lines, TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from uniquery.errors import UserError
+
+PHASES = ("data", "forward", "assign", "loss", "backward", "step")
+
+
+class PhaseClock:
+    """Time per phase of a step. On a GPU, events are recorded and read only when asked for, so nothing waits."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self.steps = 0
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        if self.cuda and phase != "data":
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            yield
+            end.record()
+            self._events.append((phase, start, end))
+        else:
+            began = time.perf_counter()
+            yield
+            self._seconds[phase] += time.perf_counter() - began
+
+    def take(self) -> dict[str, float]:
+        """Mean seconds of each phase since the last call."""
+        if self._events:
+            torch.cuda.synchronize()
+            for phase, start, end in self._events:
+                self._seconds[phase] += start.elapsed_time(end) / 1000
+            self._events.clear()
+        means = {phase: seconds / max(self.steps, 1) for phase, seconds in self._seconds.items()}
+        self.steps = 0
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        return means
+
+
+class MetricsLog:
+    """`metrics.jsonl`, one object a line, and TensorBoard if asked for."""
+
+    def __init__(self, folder: Path, *, tensorboard: bool = False, keep_until: int | None = None) -> None:
+        self.path = folder / "metrics.jsonl"
+        if keep_until is not None:
+            self._forget_after(keep_until)
+        self._file = self.path.open("a", encoding="utf-8")
+        self._board = _tensorboard(folder) if tensorboard else None
+
+    def _forget_after(self, step: int) -> None:
+        """A resumed run repeats the steps after its checkpoint: their lines would stand twice."""
+        if not self.path.exists():
+            return
+        kept = []
+        for line in self.path.read_text().splitlines():
+            try:
+                if json.loads(line)["step"] <= step:
+                    kept.append(line)
+            except (ValueError, KeyError):
+                continue  # the last line of a killed run may be cut off
+        self.path.write_text("".join(line + "\n" for line in kept))
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """Adds a line."""
+        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            for name, value in _scalars(values):
+                self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        """Flushes and closes."""
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _scalars(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _scalars(value, f"{prefix}{key}/")
+        elif isinstance(value, int | float):
+            yield f"{prefix}{key}", float(value)
+
+
+def _tensorboard(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError("train.tensorboard is on: pip install 'uniquery[tensorboard]'.") from None
+    return SummaryWriter(str(folder / "tensorboard"))

@@ -1,0 +1,93 @@
+"""Optimisers with parameter groups, learning-rate schedules, and averaged weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from uniquery.training.config import OptimConfig, ScheduleConfig
+
+_NORMS = (nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
+
+
+def build_optimizer(model: nn.Module, config: OptimConfig, effective_batch: int) -> Optimizer:
+    """One parameter group for each pair of learning rate and weight decay."""
+    lr = config.lr * (effective_batch / config.lr_batch if config.lr_batch else 1)
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter, is_norm in _named_parameters(model):
+        if parameter.requires_grad:
+            groups.setdefault(_settings(name, is_norm, config), []).append(parameter)
+    tables = [{"params": p, "lr": lr * factor, "weight_decay": decay} for (factor, decay), p in groups.items()]
+    if config.name == "sgd":
+        return SGD(tables, lr=lr, momentum=config.momentum)
+    return (AdamW if config.name == "adamw" else Adam)(tables, lr=lr, betas=config.betas)
+
+
+def _named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, bool]]:
+    for module_name, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            yield f"{module_name}.{name}", parameter, isinstance(module, _NORMS)
+
+
+def _settings(name: str, is_norm: bool, config: OptimConfig) -> tuple[float, float]:
+    """Learning-rate factor and weight decay of a parameter."""
+    factor = config.backbone_lr_factor if name.startswith("backbone.") else 1.0
+    decay = config.weight_decay
+    if is_norm and config.norm_weight_decay is not None:
+        decay = config.norm_weight_decay
+    for part, layer in config.layers.items():
+        if part in name:
+            factor *= layer.lr_factor
+            decay = decay if layer.weight_decay is None else layer.weight_decay
+    return factor, decay
+
+
+def build_schedule(optimizer: Optimizer, config: ScheduleConfig, steps: int) -> LambdaLR:
+    """The factor on every group's learning rate at each step."""
+    return LambdaLR(optimizer, lambda step: lr_factor(config, step, steps))
+
+
+def lr_factor(config: ScheduleConfig, step: int, steps: int) -> float:
+    """Warm-up times decay.
+
+    >>> config = ScheduleConfig(name="multistep", milestones=(0.5,), gamma=0.1, warmup_steps=0)
+    >>> [lr_factor(config, step, 4) for step in range(4)]
+    [1.0, 1.0, 0.1, 0.1]
+    """
+    if config.name == "polynomial":
+        decay = (1 - min(step, steps) / steps) ** config.power
+    else:
+        decay = config.gamma ** sum(step >= share * steps for share in config.milestones)
+    if step < config.warmup_steps:
+        share = step / config.warmup_steps
+        return decay * (config.warmup_factor * (1 - share) + share)
+    return decay
+
+
+class AveragedWeights:
+    """An exponential moving average of a model's state; short runs average over fewer steps at first."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.steps = 0
+        self.state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """One step of the average; what is not a floating number is copied."""
+        self.steps += 1
+        decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
+        state = model.state_dict()
+        floats = [name for name, tensor in state.items() if tensor.is_floating_point()]
+        torch._foreach_lerp_([self.state[n] for n in floats], [state[n] for n in floats], 1 - decay)
+        for name, tensor in state.items():
+            if not tensor.is_floating_point():
+                self.state[name].copy_(tensor)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The averaged state."""
+        return self.state

@@ -1,0 +1,40 @@
+"""The command line: one file per command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from uniquery import __version__
+from uniquery.cli import config, data, demo, eval, predict, report, train  # noqa: A004
+from uniquery.errors import UserError
+
+COMMANDS = (demo, train, eval, predict, report, config, data)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    parser = argparse.ArgumentParser(
+        prog="uniquery", description="Train, evaluate and use query-based instance segmenters on COCO-format data."
+    )
+    parser.add_argument("--version", action="version", version=f"uniquery {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add_parser(commands)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command: 0 done, 1 a check found something, 2 bad input, 130 interrupted."""
+    args = build_parser().parse_args(arguments)
+    try:
+        return int(args.run(args) or 0)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except PermissionError as error:
+        print(f"error: No permission for {error.filename}: {error.strerror}.", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130

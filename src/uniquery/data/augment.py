@@ -36,7 +36,7 @@ class Sample:
 
     def without_empty(self) -> Sample:
         """Only the instances that still own a pixel."""
-        kept = self.masks.flatten(1).any(1)
+        kept = self.masks.flatten(1).any(1).bool()
         return replace(self, masks=self.masks[kept], labels=self.labels[kept])
 
 

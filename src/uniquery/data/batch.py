@@ -62,7 +62,7 @@ class TrainingItems(Dataset["Item | DataError"]):
         epoch, index = key
         rng = np.random.default_rng([self.seed, epoch, index])
         try:
-            sample = _load(self.data, index)
+            sample = load_sample(self.data, index)
         except DataError as error:
             return error
         return Item(augment(sample, self.steps, rng), int(self.data.image_ids[index]), sample.size)
@@ -90,11 +90,12 @@ class EvaluationItems(Dataset["Item | DataError"]):
 def image_only(image: npt.NDArray[np.uint8]) -> Sample:
     """An (H, W, 3) image as a sample without instances."""
     height, width = image.shape[:2]
-    pixels = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)
+    pixels = torch.tensor(image).permute(2, 0, 1)
     return Sample(pixels, torch.zeros(0, height, width, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64))
 
 
-def _load(data: CocoData, index: int) -> Sample:
+def load_sample(data: CocoData, index: int) -> Sample:
+    """An image and its instances as a sample."""
     image, masks, labels = data.load(index)
     return Sample(image_only(image).image, masks, labels)
 

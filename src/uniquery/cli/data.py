@@ -1,0 +1,136 @@
+"""`uniquery data`."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from uniquery import rle
+from uniquery.cli.options import add_set, add_split, command, progress_bar
+from uniquery.data.augment import augment
+from uniquery.data.batch import load_sample
+from uniquery.data.check import DataReport, check_data
+from uniquery.data.coco import CocoData
+from uniquery.data.scenes import ScenesConfig, make_scenes
+from uniquery.errors import ConfigError, did_you_mean
+from uniquery.files import make_folder, write_atomically
+from uniquery.report.drawings import Drawn, grid, overlay, png_bytes
+from uniquery.training.config import load_config
+
+SHOWN = 8
+
+
+def add_parser(commands: Any) -> None:
+    parser = command(
+        commands, "data", run_check, help="make, check or preview data", example="uniquery data check train.json images"
+    )
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+
+    scenes = command(
+        actions,
+        "make-scenes",
+        run_make_scenes,
+        help="draw the embedded data set: crowded scenes with exact masks, in COCO format",
+        example="uniquery data make-scenes data/scenes --set train_images=1000 --set crowding=15",
+    )
+    scenes.add_argument("folder", type=Path, help="where to put it")
+    add_set(scenes)
+
+    check = command(
+        actions,
+        "check",
+        run_check,
+        help="look for everything that is wrong with a COCO data set; exit code 1 if training must not start",
+        example="uniquery data check annotations/train.json images/train",
+    )
+    check.add_argument("annotations", type=Path)
+    check.add_argument("images", type=Path)
+    check.add_argument("--headers-only", action="store_true", help="do not decode images: faster, misses truncated files")
+
+    preview = command(
+        actions,
+        "preview",
+        run_preview,
+        help="draw samples as training will see them, each row one image: as it is, then augmented",
+        example="uniquery data preview demo --train annotations/train.json images -o preview.png",
+    )
+    preview.add_argument("config", help="a yaml file or the name of a shipped configuration")
+    add_split(preview, "--train", "the data to draw; by default the configuration's")
+    preview.add_argument("-o", "--output", type=Path, default=Path("preview.png"))
+    preview.add_argument("--images", type=int, default=4, help="rows")
+    add_set(preview)
+
+
+def run_make_scenes(args: argparse.Namespace) -> None:
+    settings = dict(pair.split("=", 1) if "=" in pair else (pair, "") for pair in args.set)
+    try:
+        config = ScenesConfig.model_validate({key: yaml.safe_load(value) for key, value in settings.items()})
+    except ValidationError as error:
+        lines = [
+            f"{e['loc'][0]}: no such setting.{did_you_mean(str(e['loc'][0]), ScenesConfig.model_fields)}"
+            if e["type"] == "extra_forbidden"
+            else f"{e['loc'][0]}: {e['msg']}"
+            for e in error.errors()
+        ]
+        raise ConfigError("; ".join(lines)) from None
+    make_folder(args.folder.parent)
+    with progress_bar("drawing scenes") as progress:
+        files = make_scenes(args.folder, config, progress)
+    Console().print(f"{config.train_images} + {config.val_images} scenes are in {files.root}.")
+
+
+def run_check(args: argparse.Namespace) -> int:
+    with progress_bar("reading images") as progress:
+        report = check_data(args.annotations, args.images, read_pixels=not args.headers_only, progress=progress)
+    _show(report, Console())
+    return 0 if report.is_sound else 1
+
+
+def _show(report: DataReport, console: Console) -> None:
+    console.print(f"{report.images} images, {report.instances} instances, {report.crowd} crowd regions; "
+                  f"at most {report.most} instances in an image")
+    for title, table in (("instances of class", report.classes), ("area", report.areas), ("instances per image", report.counts)):
+        console.print(_histogram(title, table))
+    kinds = Counter((p.kind, p.fatal) for p in report.problems)
+    for (kind, fatal), count in kinds.most_common():
+        console.print(f"{'[red]error[/]' if fatal else '[yellow]warning[/]'}: {kind}, {count} times")
+        for text in [p.text for p in report.problems if p.kind == kind and p.fatal == fatal][:SHOWN]:
+            console.print(f"    {text}", highlight=False, markup=False)
+    console.print("[green]The data is sound.[/]" if report.is_sound else "[red]Training would not start with this data.[/]")
+
+
+def _histogram(title: str, counts: dict[str, int], rows: int = 40) -> Table:
+    table = Table(title, "count", "", box=None, title_justify="left")
+    most = max(counts.values(), default=0) or 1
+    for name, count in list(counts.items())[:rows]:
+        table.add_row(name, str(count), "█" * round(30 * count / most))
+    if len(counts) > rows:
+        table.add_row(f"and {len(counts) - rows} more", "", "")
+    return table
+
+
+def run_preview(args: argparse.Namespace) -> None:
+    pairs = [f"data.train.{k}={v}" for k, v in zip(("annotations", "images"), args.train or (), strict=False)]
+    config = load_config(args.config, [*pairs, *args.set])
+    if config.data.train is None:
+        raise ConfigError("There is no data to preview: give --train ANNOTATIONS IMAGES.")
+    data = CocoData(config.data.train.annotations, config.data.train.images, classes=config.data.classes)
+    pictures, titles = [], []
+    for index in range(0, len(data), max(1, len(data) // args.images))[: args.images]:
+        sample = load_sample(data, index)
+        for epoch in range(-1, 4):
+            rng = np.random.default_rng([config.seed, max(epoch, 0), index])
+            shown = sample if epoch < 0 else augment(sample, config.data.augment, rng)
+            masks = [Drawn(rle.encode(m.numpy()), data.classes[int(c)]) for m, c in zip(shown.masks, shown.labels, strict=True)]
+            pictures.append(overlay(shown.image.permute(1, 2, 0).contiguous().numpy(), masks))
+            titles.append(data.path(index).name if epoch < 0 else f"epoch {epoch}: {shown.size[1]}×{shown.size[0]}")
+    write_atomically(args.output, png_bytes(grid(pictures, 5, titles)))
+    Console().print(f"{args.output}: the image as it is, then as epochs 0 to 3 will see it.")

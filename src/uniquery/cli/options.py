@@ -1,0 +1,52 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from uniquery.training.config import SplitConfig
+
+
+def command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int | None], *, help: str, example: str  # noqa: A002
+) -> argparse.ArgumentParser:
+    """A subcommand whose help ends with an example."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help,
+        description=help[0].upper() + help[1:] + ".",
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_set(parser: argparse.ArgumentParser) -> None:
+    """`--set a.b=c`."""
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override any setting, repeatable")
+
+
+def add_split(parser: argparse.ArgumentParser, flag: str, help: str, *, required: bool = False) -> None:  # noqa: A002
+    """`--flag ANNOTATIONS IMAGES`."""
+    parser.add_argument(flag, nargs=2, type=Path, metavar=("ANNOTATIONS", "IMAGES"), help=help, required=required)
+
+
+def split(pair: list[Path] | None) -> SplitConfig | None:
+    """What `add_split` was given."""
+    return SplitConfig(annotations=pair[0], images=pair[1]) if pair else None
+
+
+@contextmanager
+def progress_bar(title: str, console: Console | None = None) -> Iterator[Callable[[int, int], None]]:
+    """A bar that is told (done, total)."""
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

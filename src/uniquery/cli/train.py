@@ -1,0 +1,52 @@
+"""`uniquery train`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from uniquery.cli.options import add_set, add_split, command
+from uniquery.cli.report import report_runs
+from uniquery.training.config import load_config
+from uniquery.training.loop import train
+
+
+def add_parser(commands: Any) -> None:
+    parser = command(
+        commands,
+        "train",
+        run,
+        help="train a segmenter on a COCO-format data set",
+        example="uniquery train condinst_lite0 --train train.json images --val val.json images --name cells",
+    )
+    parser.add_argument("config", help="a yaml file, or the name of a shipped configuration (uniquery config list)")
+    add_split(parser, "--train", "training data: a COCO json and its image folder")
+    add_split(parser, "--val", "validation data")
+    parser.add_argument("--name", help="of the run's folder")
+    parser.add_argument("--output", type=Path, help="where run folders go")
+    parser.add_argument(
+        "--resume", nargs="?", const="must", choices=("must", "auto"), help="go on with the run; auto: if there is one"
+    )
+    add_set(parser)
+
+
+def overrides(args: argparse.Namespace) -> list[str]:
+    """The options that stand for settings; `--set` comes last and wins."""
+    given = []
+    for name in ("train", "val"):
+        if pair := getattr(args, name):
+            given += [f"data.{name}.annotations={pair[0]}", f"data.{name}.images={pair[1]}"]
+    given += [f"{key}={getattr(args, key)}" for key in ("name", "output") if getattr(args, key)]
+    return given + list(args.set)
+
+
+def run(args: argparse.Namespace) -> None:
+    console = Console()
+    config = load_config(args.config, overrides(args))
+    is_there = (config.folder / "last").is_dir()
+    folder = train(config, resume=args.resume == "must" or (args.resume == "auto" and is_there), console=console)
+    page = report_runs([folder], folder / "report.html")
+    console.print(f"Everything is in {folder}; open {page} in a browser.")

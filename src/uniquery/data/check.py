@@ -1,0 +1,125 @@
+"""A look at a data set before hours are spent on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from uniquery import rle
+from uniquery.data.coco import Problem, find_problems, read_json
+from uniquery.data.images import image_size, inside_root, read_image
+from uniquery.errors import DataError
+
+AREA_LIMITS = {"tiny (< 8²)": 8**2, "small (< 32²)": 32**2, "medium (< 96²)": 96**2, "large": float("inf")}
+COUNT_LIMITS = {"0": 0, "1–10": 10, "11–50": 50, "51–100": 100, "101–300": 300, "more": float("inf")}
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """What a data set holds and what is wrong with it.
+
+    Attributes:
+        images: how many.
+        instances: how many, crowd regions aside.
+        crowd: how many crowd regions.
+        problems: everything found, fatal or not.
+        classes: class → instances.
+        areas: size range → instances.
+        counts: number of instances → images.
+        most: the largest number of instances of an image.
+    """
+
+    images: int
+    instances: int
+    crowd: int
+    problems: tuple[Problem, ...]
+    classes: dict[str, int]
+    areas: dict[str, int]
+    counts: dict[str, int]
+    most: int
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether training may start."""
+        return not any(p.fatal for p in self.problems)
+
+
+def check_data(
+    annotations: Path, images: Path, *, read_pixels: bool = True, progress: Callable[[int, int], None] = lambda *_: None
+) -> DataReport:
+    """Checks tables, masks and files of a COCO data set.
+
+    Args:
+        annotations: the json.
+        images: the folder its file names are relative to.
+        read_pixels: decode every image, which finds truncated files; otherwise only headers are read.
+        progress: told how many images are done, of how many.
+
+    Raises:
+        DataError: the json cannot be read at all, or the folder is missing.
+    """
+    raw = read_json(annotations)
+    if not images.is_dir():
+        raise DataError(f"Image folder not found: {images}.")
+    masks: dict[int, rle.Rle] = {}
+    problems = list(find_problems(raw, images, masks))
+    if "annotations" not in raw:
+        problems.append(Problem("no annotations", f"{annotations} has no 'annotations'."))
+    for done, row in enumerate(raw["images"], start=1):
+        problems += _file_problems(row, images, read_pixels)
+        progress(done, len(raw["images"]))
+    return _summary(raw, masks, problems)
+
+
+def _file_problems(row: Mapping[str, Any], root: Path, read_pixels: bool) -> Iterator[Problem]:
+    try:
+        path = inside_root(root, row["file_name"])
+    except (DataError, KeyError, TypeError, AttributeError):
+        return  # the table's own problem
+    if not path.is_file():
+        yield Problem("missing file", f"Image {row.get('id')}: {path} is missing.")
+        return
+    try:
+        height, width = read_image(path).shape[:2] if read_pixels else image_size(path)
+    except DataError as error:
+        yield Problem("unreadable file", f"Image {row.get('id')}: {error}")
+        return
+    if (row.get("height"), row.get("width")) != (height, width):
+        turned = (row.get("width"), row.get("height")) == (height, width)
+        hint = " The two look exchanged: EXIF orientation?" if turned else ""
+        said = f"{row.get('width')}×{row.get('height')}"
+        yield Problem("size mismatch", f"Image {row.get('id')}: {path} is {width}×{height}, the json says {said}.{hint}")
+
+
+def _summary(raw: Mapping[str, Any], masks: Mapping[int, rle.Rle], problems: list[Problem]) -> DataReport:
+    names = {c.get("id"): str(c.get("name")) for c in raw["categories"]}
+    classes: Counter[str] = Counter(dict.fromkeys(names.values(), 0))
+    areas: Counter[str] = Counter()
+    per_image: Counter[Any] = Counter({i.get("id"): 0 for i in raw["images"]})
+    crowd = 0
+    for row in raw.get("annotations", []):
+        if row.get("iscrowd"):
+            crowd += 1
+            continue
+        classes[names.get(row.get("category_id"), "unknown")] += 1
+        per_image[row.get("image_id")] += 1
+        if row.get("id") in masks:
+            areas[_bucket(rle.area(masks[row["id"]]), AREA_LIMITS, below=True)] += 1
+    counts = Counter(_bucket(n, COUNT_LIMITS, below=False) for n in per_image.values())
+    return DataReport(
+        images=len(raw["images"]),
+        instances=sum(classes.values()),
+        crowd=crowd,
+        problems=tuple(problems),
+        classes=dict(classes),
+        areas={name: areas[name] for name in AREA_LIMITS},
+        counts={name: counts[name] for name in COUNT_LIMITS},
+        most=max(per_image.values(), default=0),
+    )
+
+
+def _bucket(value: int, limits: Mapping[str, float], *, below: bool) -> str:
+    return next(name for name, limit in limits.items() if (value < limit if below else value <= limit))

@@ -59,10 +59,13 @@ def assign_points(
     for start in range(0, len(targets), _INSTANCES_AT_ONCE):
         part = targets[start : start + _INSTANCES_AT_ONCE]
         centres = mask_centroids(part.masks)
-        near = torch.cat([
-            torch.maximum(centres - reach, part.boxes[:, :2]),
-            torch.minimum(centres + reach, part.boxes[:, 2:]),
-        ], dim=-1)  # (L, k, 4): the sampling region, inside the box
+        near = torch.cat(
+            [
+                torch.maximum(centres - reach, part.boxes[:, :2]),
+                torch.minimum(centres + reach, part.boxes[:, 2:]),
+            ],
+            dim=-1,
+        )  # (L, k, 4): the sampling region, inside the box
         is_near = box_distances(points, near).amin(-1) > 0
         furthest = box_distances(points, part.boxes).amax(-1)
         is_fit = (furthest >= low) & (furthest <= high)

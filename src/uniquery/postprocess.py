@@ -25,8 +25,8 @@ def box_iou(a: Tensor, b: Tensor) -> Tensor:
 def nms(boxes: Tensor, scores: Tensor, labels: Tensor, threshold: float) -> Tensor:
     """Class-wise greedy non-maximum suppression: indices of the kept boxes, best first.
 
-    Greedy suppression is the fixed point of "kept unless a better kept box of its class overlaps it too much". Iterating
-    that to convergence takes as many rounds as the longest chain of suppressions, with no loop over boxes.
+    Greedy suppression is the fixed point of "kept unless a better kept box of its class overlaps it too much".
+    Iterating that to convergence takes as many rounds as the longest chain of suppressions, with no loop over boxes.
 
     >>> boxes = torch.tensor([[0.0, 0, 10, 10], [0, 1, 10, 11], [0, 2, 10, 12]])
     >>> nms(boxes, torch.tensor([0.5, 0.9, 0.8]), torch.zeros(3), 0.8)
@@ -53,8 +53,8 @@ def resize_matrix(matrix: Tensor, size: int) -> Tensor:
 def encode_masks(probabilities: Tensor, rows: Tensor, columns: Tensor, threshold: float) -> list[rle.Rle]:
     """Resizes, thresholds and encodes masks one by one, so that only one is ever held at full size.
 
-    Resizing is linear and separable: `rows.T @ p @ columns`. A pixel can only pass the threshold where a cell it is made
-    of does, so each mask is computed only inside the window that its cells can reach.
+    Resizing is linear and separable: `rows.T @ p @ columns`. A pixel can only pass the threshold where a cell it is
+    made of does, so each mask is computed only inside the window that its cells can reach.
 
     Args:
         probabilities: (N, h, w).

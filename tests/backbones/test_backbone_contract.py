@@ -128,6 +128,13 @@ def test_an_image_does_not_see_its_neighbours(name):
         torch.testing.assert_close(together[stride][1:2], alone[stride], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["basic", "bottleneck", "efficientnet_lite0"])
+@pytest.mark.parametrize("norm", ["frozen", "batch"])
+def test_features_lie_channels_last_for_speed(name, norm):
+    features = made(name, norm)(torch.randn(2, 3, 64, 64))
+    assert all(feature.is_contiguous(memory_format=torch.channels_last) for feature in features.values())
+
+
 def test_the_input_is_not_changed(name):
     images = torch.randn(1, 3, 64, 64)
     kept = images.clone()

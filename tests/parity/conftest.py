@@ -8,9 +8,9 @@ from uniquery.layers.norm import ConvNorm
 def original_rounding(monkeypatch):
     """Frozen normalisation in the originals' order of operations.
 
-    We fold it into the kernel: the same numbers, rounded elsewhere. The tiny reference networks amplify float32 rounding a
-    thousandfold over fifty layers (the originals themselves are 1e-3 away from their own float64 result), so equality to
-    1e-4 needs their order. That folding changes nothing else is a test of its own, in float64.
+    We fold it into the kernel: the same numbers, rounded elsewhere. The tiny reference networks amplify float32
+    rounding a thousandfold over fifty layers (the originals themselves are 1e-3 away from their own float64 result),
+    so equality to 1e-4 needs their order. That folding changes nothing else is a test of its own, in float64.
     """
 
     def forward(self, x):
@@ -19,6 +19,8 @@ def original_rounding(monkeypatch):
         if y.requires_grad:
             scale, shift = norm.scale_and_shift()
             return y * scale[:, None, None] + shift[:, None, None]
-        return F.batch_norm(y, norm.running_mean, norm.running_var, norm.weight, norm.bias, training=False, eps=norm.eps)
+        return F.batch_norm(
+            y, norm.running_mean, norm.running_var, norm.weight, norm.bias, training=False, eps=norm.eps
+        )
 
     monkeypatch.setattr(ConvNorm, "forward", forward)

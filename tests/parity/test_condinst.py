@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
-from reference import reference
 from safetensors.torch import load_file
 
+from reference import reference
 from uniquery.backbones.resnet import ResNet
 from uniquery.layers.resize import aligned_bilinear
 from uniquery.segmenters.condinst import CondInst, CondInstConfig
@@ -26,7 +26,13 @@ def io():
 def tiny_condinst() -> CondInst:
     """The reference's small configuration with its weights."""
     config = CondInstConfig(
-        channels=64, head_convs=2, mask_channels=32, mask_convs=2, size_limits=(12, 20, 32, 48), candidates=40, max_detections=12
+        channels=64,
+        head_convs=2,
+        mask_channels=32,
+        mask_convs=2,
+        size_limits=(12, 20, 32, 48),
+        candidates=40,
+        max_detections=12,
     )
     backbone = ResNet(50, norm="frozen", stride_in_1x1=True, stem_channels=8, width=4, res2_channels=16)
     model = CondInst(backbone, 5, config)
@@ -45,15 +51,18 @@ def batch(io, indices) -> Images:
     images = [io[f"input.{i}.image"].flip(0) for i in indices]
     sizes = tuple((image.shape[1], image.shape[2]) for image in images)
     height, width = (-(-max(side) // 32) * 32 for side in zip(*sizes, strict=True))
-    pixels = torch.stack([
-        torch.nn.functional.pad(image, (0, width - image.shape[2], 0, height - image.shape[1])) for image in images
-    ])
+    pixels = torch.stack(
+        [torch.nn.functional.pad(image, (0, width - image.shape[2], 0, height - image.shape[1])) for image in images]
+    )
     return Images(pixels, sizes)
 
 
 def targets(io, images: Images) -> list[Targets]:
     height, width = images.pixels.shape[-2:]
-    padded = [torch.nn.functional.pad(io[f"target.{i}.masks"], (0, width - w, 0, height - h)) for i, (h, w) in enumerate(images.sizes)]
+    padded = [
+        torch.nn.functional.pad(io[f"target.{i}.masks"], (0, width - w, 0, height - h))
+        for i, (h, w) in enumerate(images.sizes)
+    ]
     return [Targets(io[f"target.{i}.classes"], io[f"target.{i}.boxes"], m.bool(), i) for i, m in enumerate(padded)]
 
 
@@ -131,9 +140,12 @@ def test_assignment(io, model):
     labels = [io[f"train.fcos_targets.labels.{level}"].view(2, -1) for level in range(LEVELS)]
     wanted = torch.cat(labels, dim=1)  # (B, L), 5 is background
     ours = torch.full_like(wanted, 5)
-    ours[assignment.image, assignment.query] = torch.stack([
-        io[f"target.{i}.classes"][t] for i, t in zip(assignment.image.tolist(), assignment.target.tolist(), strict=True)
-    ])
+    ours[assignment.image, assignment.query] = torch.stack(
+        [
+            io[f"target.{i}.classes"][t]
+            for i, t in zip(assignment.image.tolist(), assignment.target.tolist(), strict=True)
+        ]
+    )
     assert torch.equal(ours, wanted)
     owners = torch.cat([io[f"train.fcos_targets.target_inds.{level}"].view(2, -1) for level in range(LEVELS)], dim=1)
     starts = torch.tensor([0, len(io["target.0.classes"])])
@@ -149,7 +161,12 @@ def test_training_losses_and_gradients(io, model):
     truth = targets(io, images)
     assignment = model.assign(outputs, truth)
     losses = model.losses(outputs, truth, assignment)
-    theirs = {"loss_class": "loss_fcos_cls", "loss_box": "loss_fcos_loc", "loss_centerness": "loss_fcos_ctr", "loss_mask": "loss_mask"}
+    theirs = {
+        "loss_class": "loss_fcos_cls",
+        "loss_box": "loss_fcos_loc",
+        "loss_centerness": "loss_fcos_ctr",
+        "loss_mask": "loss_mask",
+    }
     for name, loss in losses.items():
         assert loss.item() == pytest.approx(numbers["losses"][theirs[name]], rel=1e-4), name
     sum(losses.values()).backward()

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
-from uniquery import __version__
-from uniquery.cli import config, data, demo, eval, predict, report, train  # noqa: A004
-from uniquery.errors import UserError
+# Threads that wait by spinning make a step five times slower as soon as anything else runs on the machine. OpenMP reads
+# this once, when torch is first imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+from uniquery import __version__  # noqa: E402
+from uniquery.cli import config, data, demo, eval, predict, report, train  # noqa: A004, E402
+from uniquery.errors import UserError  # noqa: E402
 
 COMMANDS = (demo, train, eval, predict, report, config, data)
 

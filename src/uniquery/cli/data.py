@@ -53,7 +53,9 @@ def add_parser(commands: Any) -> None:
     )
     check.add_argument("annotations", type=Path)
     check.add_argument("images", type=Path)
-    check.add_argument("--headers-only", action="store_true", help="do not decode images: faster, misses truncated files")
+    check.add_argument(
+        "--headers-only", action="store_true", help="do not decode images: faster, misses truncated files"
+    )
 
     preview = command(
         actions,
@@ -95,16 +97,24 @@ def run_check(args: argparse.Namespace) -> int:
 
 
 def _show(report: DataReport, console: Console) -> None:
-    console.print(f"{report.images} images, {report.instances} instances, {report.crowd} crowd regions; "
-                  f"at most {report.most} instances in an image")
-    for title, table in (("instances of class", report.classes), ("area", report.areas), ("instances per image", report.counts)):
+    console.print(
+        f"{report.images} images, {report.instances} instances, {report.crowd} crowd regions; "
+        f"at most {report.most} instances in an image"
+    )
+    for title, table in (
+        ("instances of class", report.classes),
+        ("area", report.areas),
+        ("instances per image", report.counts),
+    ):
         console.print(_histogram(title, table))
     kinds = Counter((p.kind, p.fatal) for p in report.problems)
     for (kind, fatal), count in kinds.most_common():
         console.print(f"{'[red]error[/]' if fatal else '[yellow]warning[/]'}: {kind}, {count} times")
         for text in [p.text for p in report.problems if p.kind == kind and p.fatal == fatal][:SHOWN]:
             console.print(f"    {text}", highlight=False, markup=False)
-    console.print("[green]The data is sound.[/]" if report.is_sound else "[red]Training would not start with this data.[/]")
+    console.print(
+        "[green]The data is sound.[/]" if report.is_sound else "[red]Training would not start with this data.[/]"
+    )
 
 
 def _histogram(title: str, counts: dict[str, int], rows: int = 40) -> Table:
@@ -129,7 +139,10 @@ def run_preview(args: argparse.Namespace) -> None:
         for epoch in range(-1, 4):
             rng = np.random.default_rng([config.seed, max(epoch, 0), index])
             shown = sample if epoch < 0 else augment(sample, config.data.augment, rng)
-            masks = [Drawn(rle.encode(m.numpy()), data.classes[int(c)]) for m, c in zip(shown.masks, shown.labels, strict=True)]
+            masks = [
+                Drawn(rle.encode(m.numpy()), data.classes[int(c)])
+                for m, c in zip(shown.masks, shown.labels, strict=True)
+            ]
             pictures.append(overlay(shown.image.permute(1, 2, 0).contiguous().numpy(), masks))
             titles.append(data.path(index).name if epoch < 0 else f"epoch {epoch}: {shown.size[1]}×{shown.size[0]}")
     write_atomically(args.output, png_bytes(grid(pictures, 5, titles)))

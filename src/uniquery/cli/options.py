@@ -15,7 +15,12 @@ from uniquery.training.config import SplitConfig
 
 
 def command(
-    commands: Any, name: str, run: Callable[[argparse.Namespace], int | None], *, help: str, example: str  # noqa: A002
+    commands: Any,
+    name: str,
+    run: Callable[[argparse.Namespace], int | None],
+    *,
+    help: str,  # noqa: A002
+    example: str,
 ) -> argparse.ArgumentParser:
     """A subcommand whose help ends with an example."""
     parser: argparse.ArgumentParser = commands.add_parser(
@@ -31,7 +36,9 @@ def command(
 
 def add_set(parser: argparse.ArgumentParser) -> None:
     """`--set a.b=c`."""
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override any setting, repeatable")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override any setting, repeatable"
+    )
 
 
 def add_split(parser: argparse.ArgumentParser, flag: str, help: str, *, required: bool = False) -> None:  # noqa: A002

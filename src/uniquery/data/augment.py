@@ -173,8 +173,10 @@ def resize(sample: Sample, size: tuple[int, int]) -> Sample:
     if size == sample.size:
         return sample
     image = F.interpolate(sample.image[None], size=size, mode="bilinear", antialias=True)[0]
-    masks = F.interpolate(sample.masks[None], size=size, mode="nearest-exact")[0] if len(sample.masks) else (
-        sample.masks.new_zeros(0, *size)
+    masks = (
+        F.interpolate(sample.masks[None], size=size, mode="nearest-exact")[0]
+        if len(sample.masks)
+        else (sample.masks.new_zeros(0, *size))
     )
     return replace(sample, image=image, masks=masks)
 

@@ -103,12 +103,21 @@ def load_sample(data: CocoData, index: int) -> Sample:
 class EndlessBatches(Sampler[list[tuple[int, int]]]):
     """Batches of (epoch, index) from one endless sequence of permutations, from a given step on.
 
-    Position p of the sequence is image π_e(p mod n) of epoch e = p div n. Step s takes the next `batch_size` positions, and
-    each of several processes its part of them, so any step can be started from without replaying those before.
+    Position p of the sequence is image π_e(p mod n) of epoch e = p div n. Step s takes the next `batch_size`
+    positions, and each of several processes its part of them, so any step can be started from without replaying
+    those before.
     """
 
     def __init__(
-        self, images: int, batch_size: int, seed: int, *, first_step: int = 0, last_step: int, rank: int = 0, ranks: int = 1
+        self,
+        images: int,
+        batch_size: int,
+        seed: int,
+        *,
+        first_step: int = 0,
+        last_step: int,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         self.images, self.batch_size, self.seed = images, batch_size, seed
         self.first_step, self.last_step = first_step, last_step

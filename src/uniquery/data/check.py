@@ -91,7 +91,9 @@ def _file_problems(row: Mapping[str, Any], root: Path, read_pixels: bool) -> Ite
         turned = (row.get("width"), row.get("height")) == (height, width)
         hint = " The two look exchanged: EXIF orientation?" if turned else ""
         said = f"{row.get('width')}×{row.get('height')}"
-        yield Problem("size mismatch", f"Image {row.get('id')}: {path} is {width}×{height}, the json says {said}.{hint}")
+        yield Problem(
+            "size mismatch", f"Image {row.get('id')}: {path} is {width}×{height}, the json says {said}.{hint}"
+        )
 
 
 def _summary(raw: Mapping[str, Any], masks: Mapping[int, rle.Rle], problems: list[Problem]) -> DataReport:

@@ -92,7 +92,9 @@ def _category_problems(rows: Sequence[dict[str, Any]]) -> Iterator[Problem]:
         if row["id"] in ids:
             yield Problem("duplicate id", f"Category id {row['id']} appears twice.")
         if row["name"] in names:
-            yield Problem("duplicate name", f"Two categories are named '{row['name']}': classes are told apart by name.")
+            yield Problem(
+                "duplicate name", f"Two categories are named '{row['name']}': classes are told apart by name."
+            )
         ids.add(row["id"])
         names.add(row["name"])
 
@@ -125,7 +127,9 @@ def _annotation_problems(
     if row["id"] in masks:
         yield Problem("duplicate id", f"Annotation id {row['id']} appears twice.")
     if not _is_whole(row.get("category_id")) or row["category_id"] not in categories:
-        yield Problem("unknown category", f"{where} has category {row.get('category_id')}, which is not in 'categories'.")
+        yield Problem(
+            "unknown category", f"{where} has category {row.get('category_id')}, which is not in 'categories'."
+        )
     if not _is_whole(row.get("image_id")) or row["image_id"] not in sizes:
         yield Problem("unknown image", f"{where} belongs to an image that is not in 'images'.")
         return
@@ -180,7 +184,9 @@ class CocoData:
         self.categories = _chosen_categories(raw["categories"], classes, self.annotations)
         self._pack(raw, masks, keep_empty)
         if not len(self):
-            raise DataError(f"{annotations} has no image left to use: set data.keep_empty to keep those without instances.")
+            raise DataError(
+                f"{annotations} has no image left to use: set data.keep_empty to keep those without instances."
+            )
 
     def _checked_masks(self, raw: dict[str, Any]) -> dict[int, rle.Rle]:
         if not self.image_root.is_dir():
@@ -289,14 +295,15 @@ class PackedStrings:
         self._bytes = torch.frombuffer(bytearray(b"".join(encoded) or b"\0"), dtype=torch.uint8).share_memory_()
 
     def __getitem__(self, index: int) -> str:
-        return self._bytes[self._ends[index] : self._ends[index + 1]].numpy().tobytes().decode()
+        return bytes(self._bytes[self._ends[index] : self._ends[index + 1]].numpy()).decode()
 
     def __len__(self) -> int:
         return len(self._ends) - 1
 
 
 def _shared(values: Any) -> Tensor:
-    return torch.as_tensor(np.asarray(values, dtype=np.int64)).share_memory_()
+    tensor: Tensor = torch.as_tensor(np.asarray(values, dtype=np.int64)).share_memory_()
+    return tensor
 
 
 def _chosen_categories(rows: Sequence[dict[str, Any]], classes: Sequence[str] | None, path: Path) -> list[Category]:

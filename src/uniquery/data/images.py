@@ -30,7 +30,9 @@ def read_image(path: Path) -> npt.NDArray[np.uint8]:
     except FileNotFoundError:
         raise DataError(f"Image file not found: {path}.") from None
     except Image.DecompressionBombError:
-        raise DataError(f"{path} claims to be larger than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels: refused.") from None
+        raise DataError(
+            f"{path} claims to be larger than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels: refused."
+        ) from None
     except Exception as error:  # pillow's decoders raise whatever they meet in a broken file
         raise DataError(f"{path} is not a readable image: {_one_line(error)}.") from None
 
@@ -55,16 +57,16 @@ def inside_root(root: Path, name: str) -> Path:
         DataError: the name is absolute or climbs out of the root.
     """
     relative = os.path.normpath(name)
-    if not name or "\0" in name or Path(relative).is_absolute() or relative.split(os.sep)[0] == os.pardir:
+    if not name or "\0" in name or Path(relative).is_absolute() or Path(relative).parts[0] == os.pardir:
         raise DataError(f"File name {name!r} leaves the image folder {root}: use a name relative to it.")
     return root / relative
 
 
 def _to_rgb(image: Image.Image) -> npt.NDArray[np.uint8]:
     if image.mode in _SIXTEEN_BIT:
-        values = np.asarray(image).astype(np.float32)
-        values = values / 257 if values.max(initial=0) > 255 else values
-        gray = np.clip(np.rint(values), 0, 255).astype(np.uint8)
+        values = np.asarray(image).astype(np.float64)
+        scale = 257 if values.max(initial=0) > 255 else 1
+        gray = np.clip(np.rint(values / scale), 0, 255).astype(np.uint8)
         return np.repeat(gray[..., None], 3, axis=2)
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")

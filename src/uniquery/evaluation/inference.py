@@ -24,7 +24,7 @@ def predict_data(
     thresholds: Sequence[float | None] = (None,),
     batch_size: int = 1,
     workers: int = 0,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = lambda *_: None,
 ) -> Iterator[tuple[int, list[Instances]]]:
     """(image id, its instances at each mask threshold) for every image, once; None is the model's own threshold."""
     device = next(model.parameters()).device

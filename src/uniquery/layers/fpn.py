@@ -19,7 +19,9 @@ class FPN(nn.Module):
         super().__init__()
         self.strides = sorted(channels)
         self.laterals = nn.ModuleDict({str(s): nn.Conv2d(channels[s], out_channels, 1) for s in self.strides})
-        self.outputs = nn.ModuleDict({str(s): nn.Conv2d(out_channels, out_channels, 3, padding=1) for s in self.strides})
+        self.outputs = nn.ModuleDict(
+            {str(s): nn.Conv2d(out_channels, out_channels, 3, padding=1) for s in self.strides}
+        )
         self.extras = nn.ModuleList(
             nn.Conv2d(out_channels, out_channels, 3, stride=2, padding=1) for _ in range(extra_levels)
         )

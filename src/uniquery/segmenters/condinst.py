@@ -22,7 +22,7 @@ from uniquery.layers.resize import aligned_bilinear, aligned_linear_matrix
 from uniquery.mask_losses import dice, sigmoid_focal
 from uniquery.matching import assign_points, box_distances
 from uniquery.parallel import mean_over_processes
-from uniquery.postprocess import encode_masks, resize_matrix, nms, scale_boxes
+from uniquery.postprocess import encode_masks, nms, resize_matrix, scale_boxes
 from uniquery.querying.contract import Segmenter
 from uniquery.structures import (
     Assignment,
@@ -50,7 +50,9 @@ class CondInstConfig(BaseModel):
     mask_channels: int = Field(128, gt=0, multiple_of=32, description="of the mask branch")
     mask_convs: int = Field(4, ge=0, description="convolutions of the mask branch")
     mask_norm: Literal["batch", "group"] = Field("batch", description="group: for small or uneven batches")
-    finest_stride: Literal[4, 8] = Field(8, description="of the first level and of the pixel embeddings; 4: small objects")
+    finest_stride: Literal[4, 8] = Field(
+        8, description="of the first level and of the pixel embeddings; 4: small objects"
+    )
     levels: int = Field(5, ge=3, le=6)
     size_limits: Annotated[tuple[float, ...], Field(min_length=1)] | None = Field(
         None, description="box sizes that separate the levels, in pixels; None: 8 strides of each level"
@@ -126,8 +128,11 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         logits, distances, centerness, filters = (
             torch.cat([m.flatten(2) for m in of_levels], dim=2).mT for of_levels in zip(*maps, strict=True)
         )  # (B, L, C), (B, L, 4), (B, L, 1), (B, L, F)
-        locations = [grid_locations(*m.shape[-2:], s, m.device) for s, m in pyramid.items()]
-        strides = [torch.full((len(of_level),), s, device=logits.device) for s, of_level in zip(pyramid, locations, strict=True)]
+        locations = [grid_locations(m.shape[2], m.shape[3], s, m.device) for s, m in pyramid.items()]
+        strides = [
+            torch.full((len(of_level),), s, device=logits.device)
+            for s, of_level in zip(pyramid, locations, strict=True)
+        ]
         return CondInstOutputs(
             PixelMap(embeddings, self.stride),
             logits=logits,
@@ -164,8 +169,8 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
     def similarity(self, queries: CondInstQueries, pixels: Pixels) -> Tensor:
         """(Q, P) logits: three 1×1 layers over [relative x, relative y, embedding].
 
-        The first layer is affine in the pixel's position, so relative coordinates are never formed for each pair; its sums
-        are taken in float32, where positions of a large image are exact.
+        The first layer is affine in the pixel's position, so relative coordinates are never formed for each pair; its
+        sums are taken in float32, where positions of a large image are exact.
         """
         d = pixels.embeddings.shape[1]
         weights, biases = split_filters(queries.embeddings.float(), d)
@@ -185,8 +190,10 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         images = len(pixel_map.embeddings)
         order = queries.image.argsort(stable=True)
         counts = torch.bincount(queries.image, minlength=images).tolist()
-        logits = [self.similarity(queries[of_image], pixel_map.of_image(i)) for i, of_image in enumerate(order.split(counts))]
-        return torch.cat(logits)[order.argsort()].unflatten(1, (height, width))
+        logits = [
+            self.similarity(queries[of_image], pixel_map.of_image(i)) for i, of_image in enumerate(order.split(counts))
+        ]
+        return torch.cat(logits)[order.argsort()].view(-1, height, width)
 
     def mask_loss(self, logits: Tensor, queries: CondInstQueries, targets: Sequence[Targets]) -> Tensor:
         step = self.stride // 2  # masks are supervised at twice the map's resolution
@@ -202,9 +209,7 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         count = mean_over_processes(probabilities.new_tensor(len(queries)))
         return dice(probabilities, masks).sum() / count.clamp(min=1)
 
-    def losses(
-        self, outputs: CondInstOutputs, targets: Sequence[Targets], assignment: Assignment
-    ) -> dict[str, Tensor]:
+    def losses(self, outputs: CondInstOutputs, targets: Sequence[Targets], assignment: Assignment) -> dict[str, Tensor]:
         image, location = assignment.image, assignment.query
         labels, boxes = _of_assigned(targets, assignment)
         is_class = torch.zeros_like(outputs.logits)
@@ -221,7 +226,8 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
             "loss_box": (_giou_loss(predicted, wanted) * centerness).sum() / centre_sum,
             "loss_centerness": F.binary_cross_entropy_with_logits(
                 outputs.centerness[image, location].float(), centerness, reduction="sum"
-            ) / positives,
+            )
+            / positives,
             "loss_mask": self.mask_loss(self.decode(queries, outputs.pixels), queries, targets),
         }
 
@@ -337,7 +343,7 @@ def _filter_shapes(mask_channels: int) -> list[tuple[int, int]]:
 
 
 def split_filters(filters: Tensor, mask_channels: int) -> tuple[list[Tensor], list[Tensor]]:
-    """(Q, F) → weights (Q, out, in) and biases (Q, out) of the three layers: all weights come first, then all biases."""
+    """(Q, F) → weights (Q, out, in) and biases (Q, out) of the three layers: all weights come before all biases."""
     shapes = _filter_shapes(mask_channels)
     parts = filters.split([o * i for o, i in shapes] + [o for o, _ in shapes], dim=1)
     weights = [part.unflatten(1, shape) for part, shape in zip(parts[:3], shapes, strict=True)]
@@ -364,11 +370,15 @@ def _centerness(distances: Tensor) -> Tensor:
     return (x.amin(1) / x.amax(1) * (y.amin(1) / y.amax(1))).sqrt()
 
 
+def _area(distances: Tensor) -> Tensor:
+    """(Q,) areas of boxes given as (Q, 4) distances from a point inside."""
+    return (distances[:, 0] + distances[:, 2]) * (distances[:, 1] + distances[:, 3])
+
+
 def _giou_loss(predicted: Tensor, wanted: Tensor) -> Tensor:
     """(Q,) 1 − generalised IoU of boxes given as (Q, 4) distances from one point, in strides."""
-    area = lambda d: (d[:, 0] + d[:, 2]) * (d[:, 1] + d[:, 3])  # noqa: E731
-    overlap = area(torch.minimum(predicted, wanted))
-    enclosing = area(torch.maximum(predicted, wanted))
-    union = area(predicted) + area(wanted) - overlap
+    overlap = _area(torch.minimum(predicted, wanted))
+    enclosing = _area(torch.maximum(predicted, wanted))
+    union = _area(predicted) + _area(wanted) - overlap
     iou = (overlap + 1) / (union + 1)
     return 1 - (iou - (enclosing - union) / enclosing)

@@ -1,0 +1,1 @@
+"""The trainer: configuration, loop, checkpoints, log."""

@@ -113,7 +113,9 @@ def load_trainer_state(folder: Path) -> TrainerState:
 
 def model_file(path: Path) -> Path:
     """The model file that a run folder, a checkpoint folder or a file name means; a run means its best model."""
-    candidates = [path] if path.is_file() else [path / MODEL_FILE, path / "best" / MODEL_FILE, path / "last" / MODEL_FILE]
+    candidates = (
+        [path] if path.is_file() else [path / MODEL_FILE, path / "best" / MODEL_FILE, path / "last" / MODEL_FILE]
+    )
     for candidate in candidates:
         if candidate.is_file():
             return candidate
@@ -131,7 +133,9 @@ def read_model(path: Path) -> tuple[ModelCard, dict[str, Tensor]]:
         with safe_open(file, framework="pt") as content:
             metadata = content.metadata() or {}
         if metadata.get("format") != FORMAT:
-            raise CheckpointError(f"{file} is not a checkpoint of this program (its format is {metadata.get('format')!r}).")
+            raise CheckpointError(
+                f"{file} is not a checkpoint of this program (its format is {metadata.get('format')!r})."
+            )
         return ModelCard.from_metadata(metadata), load_file(file)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file} cannot be read, it is damaged or not a safetensors file: {error}.") from None
@@ -146,7 +150,9 @@ def load_model(path: Path, device: torch.device | str = "cpu") -> tuple[Segmente
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
-        raise CheckpointError(f"The weights of {path} do not fit its own header: {str(error).splitlines()[-1].strip()}") from None
+        raise CheckpointError(
+            f"The weights of {path} do not fit its own header: {str(error).splitlines()[-1].strip()}"
+        ) from None
     return model.to(device).eval(), card
 
 

@@ -60,7 +60,9 @@ class OptimConfig(_Settings):
     name: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = Field(0.01, gt=0)
     lr_batch: int | None = Field(
-        None, gt=0, description="effective batch that lr is meant for; lr grows in proportion to the real one. None: as is"
+        None,
+        gt=0,
+        description="effective batch that lr is meant for; lr grows in proportion to the real one. None: as is",
     )
     momentum: float = Field(0.9, ge=0, lt=1)
     betas: tuple[float, float] = (0.9, 0.999)
@@ -92,12 +94,16 @@ class TrainConfig(_Settings):
     batch_size: int = Field(16, gt=0, description="images of one forward, per process")
     accumulate: int = Field(1, gt=0, description="forwards of one optimiser step")
     precision: Literal["float32", "bfloat16"] = "float32"
-    ema: float | None = Field(None, gt=0, lt=1, description="decay of averaged weights, which are then evaluated and saved")
+    ema: float | None = Field(
+        None, gt=0, lt=1, description="decay of averaged weights, which are then evaluated and saved"
+    )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
     eval_every: int | None = Field(None, gt=0, description="steps between evaluations; None: only at the end")
     save_every: int = Field(1000, gt=0, description="steps between checkpoints")
     log_every: int = Field(20, gt=0, description="steps between log lines")
-    init_from: Path | None = Field(None, description="a checkpoint whose fitting weights are taken; training starts anew")
+    init_from: Path | None = Field(
+        None, description="a checkpoint whose fitting weights are taken; training starts anew"
+    )
     tensorboard: bool = False
 
     @model_validator(mode="after")
@@ -248,11 +254,10 @@ def _all_keys() -> Iterable[str]:
     seen: set[type[BaseModel]] = set()
 
     def walk(kind: Any) -> None:
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            if kind not in seen:
-                seen.add(kind)
-                for field in kind.model_fields.values():
-                    walk(field.annotation)
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and kind not in seen:
+            seen.add(kind)
+            for field in kind.model_fields.values():
+                walk(field.annotation)
         for inner in get_args(kind):
             walk(inner)
 

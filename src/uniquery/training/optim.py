@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -59,9 +60,9 @@ def lr_factor(config: ScheduleConfig, step: int, steps: int) -> float:
     [1.0, 1.0, 0.1, 0.1]
     """
     if config.name == "polynomial":
-        decay = (1 - min(step, steps) / steps) ** config.power
+        decay = math.pow(1 - min(step, steps) / steps, config.power)
     else:
-        decay = config.gamma ** sum(step >= share * steps for share in config.milestones)
+        decay = math.pow(config.gamma, sum(step >= share * steps for share in config.milestones))
     if step < config.warmup_steps:
         share = step / config.warmup_steps
         return decay * (config.warmup_factor * (1 - share) + share)

@@ -1,0 +1,1 @@
+"""Foreign checkpoints, in our names."""

@@ -1,0 +1,132 @@
+"""`uniquery eval`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from uniquery.cli.options import add_split, command, progress_bar
+from uniquery.data.batch import EvaluationItems
+from uniquery.data.coco import CocoData
+from uniquery.errors import UserError
+from uniquery.evaluation import Metrics, class_table, evaluate, table
+from uniquery.evaluation.inference import category_ids_by_name, coco_results, predict_data
+from uniquery.files import write_atomically
+from uniquery.training.checkpoint import check_classes, load_model
+from uniquery.training.config import SplitConfig, parse_config, read_yaml
+from uniquery.training.run import choose_device
+
+SWEEP = (0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7)
+
+
+def add_parser(commands: Any) -> None:
+    parser = command(
+        commands,
+        "eval",
+        run,
+        help="score a model on a COCO data set, or a results json from anywhere",
+        example="uniquery eval runs/cells --data val.json images --sweep-threshold",
+    )
+    parser.add_argument("model", nargs="?", type=Path, help="a run folder, a checkpoint folder or a model file")
+    add_split(parser, "--data", "the data; by default the run's own validation data")
+    parser.add_argument("--results", type=Path, help="score this COCO results json instead of a model")
+    parser.add_argument("--annotations", type=Path, help="the ground truth for --results")
+    parser.add_argument("--type", choices=("segm", "bbox", "both"), default="both", help="masks, boxes or both")
+    parser.add_argument("--max-detections", type=int, default=100, help="best detections of an image that count")
+    parser.add_argument("--backend", choices=("hotcoco", "pycocotools"), default="hotcoco")
+    parser.add_argument("--mask-threshold", type=float, help="instead of the model's own")
+    parser.add_argument("--sweep-threshold", action="store_true", help="table AP over mask thresholds")
+    parser.add_argument("--save", type=Path, help="write the results as COCO json")
+    parser.add_argument("--json", type=Path, help="write the metrics as json")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--workers", type=int, default=2)
+
+
+def run(args: argparse.Namespace) -> None:
+    console = Console()
+    if args.results is not None:
+        truth = args.annotations or (args.data[0] if args.data else None)
+        if truth is None:
+            raise UserError("--results needs the ground truth: add --annotations val.json.")
+        _show(console, args, _score(args, truth, args.results))
+        return
+    if args.model is None:
+        raise UserError("Give a model to score, or --results with --annotations.")
+    data, by_threshold = _predict(args, console)
+    ids = data.image_ids.tolist()
+    if args.sweep_threshold:
+        console.print(
+            _sweep_table({t: _score_one(args, data.annotations, r, "segm", ids) for t, r in by_threshold.items()})
+        )
+        return
+    (results,) = by_threshold.values()
+    if args.save:
+        write_atomically(args.save, json.dumps(results))
+    _show(console, args, _score(args, data.annotations, results, ids))
+
+
+def _predict(args: argparse.Namespace, console: Console) -> tuple[CocoData, dict[float | None, list[dict[str, Any]]]]:
+    model, card = load_model(args.model, choose_device(args.device))
+    split = _split(args)
+    data = CocoData(split.annotations, split.images)
+    data.check_files_exist()
+    check_classes(card, data.classes, str(split.annotations))
+    ids = category_ids_by_name([c.name for c in card.categories], data)
+    thresholds: tuple[float | None, ...] = SWEEP if args.sweep_threshold else (args.mask_threshold,)
+    results: dict[float | None, list[dict[str, Any]]] = {t: [] for t in thresholds}
+    items = EvaluationItems(data, card.test_size.short, card.test_size.longest)
+    with progress_bar("predicting", console) as progress:
+        for image_id, versions in predict_data(
+            model, items, thresholds=thresholds, workers=args.workers, progress=progress
+        ):
+            for threshold, instances in zip(thresholds, versions, strict=True):
+                results[threshold] += coco_results(image_id, instances, ids)
+    return data, results
+
+
+def _split(args: argparse.Namespace) -> SplitConfig:
+    if args.data:
+        return SplitConfig(annotations=args.data[0], images=args.data[1])
+    for folder in (args.model, args.model.parent, args.model.parent.parent):
+        if (folder / "config.yaml").is_file():
+            file = folder / "config.yaml"
+            val = parse_config(read_yaml(file), where=str(file)).data.val
+            if val is not None:
+                return val
+    raise UserError(f"{args.model} does not say what to score it on: add --data ANNOTATIONS IMAGES.")
+
+
+def _score(args: argparse.Namespace, truth: Path, results: Any, ids: list[int] | None = None) -> list[Metrics]:
+    kinds = ("segm", "bbox") if args.type == "both" else (args.type,)
+    return [_score_one(args, truth, results, kind, ids) for kind in kinds]
+
+
+def _score_one(args: argparse.Namespace, truth: Path, results: Any, kind: Any, ids: list[int] | None = None) -> Metrics:
+    return evaluate(
+        truth, results, iou_type=kind, max_detections=args.max_detections, backend=args.backend, image_ids=ids
+    )
+
+
+def _show(console: Console, args: argparse.Namespace, metrics: list[Metrics]) -> None:
+    console.print(table(*metrics))
+    console.print(class_table(*metrics))
+    for note in metrics[0].notes:
+        console.print(f"[yellow]note:[/] {note}")
+    if args.json:
+        content = {m.iou_type: {"metrics": m.values, "per_class": m.per_class} for m in metrics}
+        write_atomically(args.json, json.dumps(content, indent=2))
+
+
+def _sweep_table(sweep: dict[float | None, Metrics]) -> Table:
+    shown = ("AP", "AP50", "AP75", "APs", "APm", "APl")
+    out = Table("mask threshold", *shown, title="mask AP over the mask threshold")
+    best = max(sweep, key=lambda t: sweep[t].values["AP"] or 0)
+    for threshold, metrics in sweep.items():
+        cells = ["n/a" if (v := metrics.values[name]) is None else f"{v:.1f}" for name in shown]
+        out.add_row(f"{threshold}", *cells, style="bold" if threshold == best else None)
+    return out

@@ -1,0 +1,104 @@
+"""What a run leaves in its folder at the start, and what it says."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from uniquery import __version__
+from uniquery.data.coco import CocoData
+from uniquery.errors import ConfigError, UserError
+from uniquery.files import make_folder, write_atomically
+from uniquery.training.config import Config, flat, parse_config, read_yaml, to_yaml
+from uniquery.training.run import Run, choose_device
+
+MAY_DIFFER_ON_RESUME = (
+    "output",
+    "data.workers",
+    "train.log_every",
+    "train.save_every",
+    "train.device",
+    "train.tensorboard",
+)
+
+
+def claim_folder(config: Config, resume: bool) -> Path:
+    """The run's folder: made new, or found again and unchanged."""
+    folder = config.folder
+    file = folder / "config.yaml"
+    if resume:
+        if not file.is_file():
+            raise UserError(f"Nothing to resume: {file} is missing. Train without --resume first.")
+        before, now = flat(parse_config(read_yaml(file), where=str(file))), flat(config)
+        changed = [k for k in now if before.get(k) != now[k] and not k.startswith(MAY_DIFFER_ON_RESUME)]
+        if changed:
+            changes = ", ".join(f"{k} was {before.get(k)} and is {now[k]}" for k in changed[:5])
+            raise ConfigError(
+                f"--resume of {folder} with another configuration: {changes}. Use another name for a new run."
+            )
+        return folder
+    if file.exists():
+        raise UserError(f"{folder} already holds a run: give --resume to go on with it, or another --name.")
+    make_folder(folder)
+    write_atomically(file, to_yaml(config))
+    write_atomically(folder / "environment.json", json.dumps(environment(config), indent=2))
+    return folder
+
+
+def environment(config: Config) -> dict[str, Any]:
+    """What a run was made with."""
+    return {
+        "uniquery": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "device": str(choose_device(config.train.device)),
+        "threads": torch.get_num_threads(),
+        "seed": config.seed,
+        "command": " ".join(sys.argv),
+    }
+
+
+def introduce(run: Run, data: CocoData, val: CocoData | None, console: Console) -> None:
+    """Says what is about to happen, and what looks wrong."""
+    settings = run.config.train
+    effective = settings.batch_size * settings.accumulate
+    trainable = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
+    total = sum(p.numel() for p in run.model.parameters())
+    console.print(
+        f"[bold]{run.config.model.name}[/] on {run.config.backbone.name}: {total / 1e6:.1f} M parameters, "
+        f"{trainable / 1e6:.1f} M of them trained, on {run.device}"
+    )
+    console.print(
+        f"train: {len(data)} images, {int((~data.crowd).sum())} instances, {len(data.categories)} classes; "
+        f"val: {f'{len(val)} images' if val else 'none'}"
+    )
+    console.print(
+        f"{run.steps} steps of {settings.batch_size} × {settings.accumulate} = {effective} images "
+        f"({run.steps * effective / len(data):.1f} epochs), lr {run.optimizer.param_groups[0]['initial_lr']:.3g}"
+    )
+    for step in run.config.data.augment:
+        console.print(f"  augment {step!r}")
+    for warning in data.warnings[:3]:
+        console.print(f"[yellow]warning:[/] {warning}")
+    if len(data.warnings) > 3:
+        console.print(f"[yellow]warning:[/] {len(data.warnings) - 3} more: uniquery data check")
+    _warn_of_crowds(run.config, data, console)
+
+
+def _warn_of_crowds(config: Config, data: CocoData, console: Console) -> None:
+    most = int(data.instances_per_image().max())
+    limits = {"model.max_detections": config.model.max_detections, "eval.max_detections": config.eval.max_detections}
+    for key, limit in limits.items():
+        if most > limit:
+            console.print(
+                f"[yellow]warning:[/] an image has {most} instances, more than {key} = {limit}: some cannot be found."
+            )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+import reprlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from hotcoco import mask as coco_mask
 
 Rle = dict[str, Any]
 Bitmap = npt.NDArray[np.uint8]
+_MOST_DIGITS = 7  # of a run length in base 32: more than 32 bits, which is all a run may have
 
 
 def encode(bitmap: npt.NDArray[Any]) -> Rle:
@@ -37,6 +39,8 @@ def from_segmentation(segmentation: Any, height: int, width: int) -> Rle:
     Raises:
         ValueError: what is wrong with it, as a part of a sentence.
     """
+    if height * width >= 2**32:
+        raise ValueError(f"its image of {width}×{height} pixels is too large for run lengths")
     if isinstance(segmentation, list):
         return from_polygons(segmentation, height, width)
     if isinstance(segmentation, dict):
@@ -57,7 +61,7 @@ def from_polygons(polygons: Sequence[Any], height: int, width: int) -> Rle:
 def _check_polygon(polygon: Any) -> None:
     if not isinstance(polygon, list):
         raise ValueError(f"a polygon is {_kind(polygon)}, not a list of numbers")
-    if any(isinstance(v, bool) or not isinstance(v, int | float) or not math.isfinite(v) for v in polygon):
+    if not all(_is_finite(value) for value in polygon):
         raise ValueError("a polygon holds something that is not a finite number")
     if len(polygon) < 6:
         raise ValueError(f"a polygon has {len(polygon) / 2:g} points and needs at least 3")
@@ -65,31 +69,36 @@ def _check_polygon(polygon: Any) -> None:
         raise ValueError(f"a polygon has an odd number of coordinates ({len(polygon)})")
 
 
+def _is_finite(value: Any) -> bool:
+    """Whether it is a number that a float can hold; whole numbers in json may be larger."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
 def _from_run_lengths(segmentation: Rle, height: int, width: int) -> Rle:
     counts, size = segmentation.get("counts"), segmentation.get("size")
     if size is None or counts is None:
         raise ValueError("its run lengths lack 'size' or 'counts'")
-    if list(size) != [height, width]:
-        raise ValueError(f"its run lengths are for {size} but the image is [{height}, {width}] (height, width)")
+    if not isinstance(size, list | tuple) or list(size) != [height, width]:
+        raise ValueError(f"its run lengths are for {reprlib.repr(size)} but the image is [{height}, {width}] (height, width)")
     runs = _runs_of_text(counts) if isinstance(counts, str | bytes) else counts
-    if not isinstance(runs, list) or any(not isinstance(r, int) or r < 0 for r in runs):
-        raise ValueError("its run lengths are not a list of whole numbers")
+    if not isinstance(runs, list) or not all(type(run) is int and run >= 0 for run in runs):
+        raise ValueError("its run lengths are not a list of whole numbers, all 0 or more")
     if sum(runs) != height * width:
         raise ValueError(f"its run lengths add up to {sum(runs)} pixels but the image has {height * width}")
-    if isinstance(counts, str | bytes):
-        return _with_text_counts(segmentation)
     return _with_text_counts(coco_mask.frPyObjects({"size": [height, width], "counts": runs}, height, width))
 
 
 def _runs_of_text(text: str | bytes) -> list[int]:
     """The run lengths behind COCO's compressed text: base-32 digits, signed, each the change to two runs before."""
-    codes = text.encode("ascii", "replace") if isinstance(text, str) else text
+    codes = text.encode() if isinstance(text, str) and text.isascii() else text
+    if isinstance(codes, str):
+        raise ValueError("its compressed run lengths hold characters that COCO's do not")
     runs: list[int] = []
     position = 0
     while position < len(codes):
         value, shift, more = 0, 0, True
         while more:
-            if position >= len(codes) or not 48 <= codes[position] < 112:
+            if position >= len(codes) or not 48 <= codes[position] < 112 or shift >= 5 * _MOST_DIGITS:
                 raise ValueError("its compressed run lengths are cut off or not COCO's")
             digit = codes[position] - 48
             value |= (digit & 0x1F) << shift

@@ -28,7 +28,8 @@ class _Moves:
     def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
         values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
         changed = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
-        return replace(self, **changed)  # type: ignore[type-var]
+        inner = {name: value._map(change) for name, value in values.items() if isinstance(value, _Moves)}
+        return replace(self, **changed, **inner)  # type: ignore[type-var]
 
 
 class _Indexable(_Moves):

@@ -1,4 +1,4 @@
-"""A backbone of a tenth of a million parameters, for tests and for trying things out. It starts from nothing."""
+"""A backbone of a fifth of a million parameters, for tests and for trying things out. It starts from nothing."""
 
 from __future__ import annotations
 

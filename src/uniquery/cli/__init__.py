@@ -10,9 +10,9 @@ import sys
 # this once, when torch is first imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from uniquery import __version__  # noqa: E402
-from uniquery.cli import config, data, demo, eval, predict, report, train  # noqa: A004, E402
-from uniquery.errors import UserError  # noqa: E402
+from uniquery import __version__
+from uniquery.cli import config, data, demo, eval, predict, report, train  # noqa: A004
+from uniquery.errors import UserError
 
 COMMANDS = (demo, train, eval, predict, report, config, data)
 

@@ -25,7 +25,7 @@ class Normalise(nn.Module):
         """(B, 3, H, W) float, in the order of the weights."""
         pixels = images.pixels.flip(1) if self.order == "BGR" else images.pixels
         x = (pixels.to(self.mean.dtype) - self.mean) / self.std
-        for image, (height, width) in zip(x, images.sizes, strict=True):
-            image[:, height:].zero_()
-            image[:, :, width:].zero_()
+        for i, (height, width) in zip(range(len(x)), images.sizes, strict=True):
+            x[i, :, height:] = 0
+            x[i, :, :, width:] = 0
         return x

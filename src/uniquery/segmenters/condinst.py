@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, cast
+from itertools import pairwise
+from typing import Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from uniquery.backbones import Backbone
@@ -54,15 +55,29 @@ class CondInstConfig(BaseModel):
         8, description="of the first level and of the pixel embeddings; 4: small objects"
     )
     levels: int = Field(5, ge=3, le=6)
-    size_limits: Annotated[tuple[float, ...], Field(min_length=1)] | None = Field(
+    size_limits: tuple[float, ...] | None = Field(
         None, description="box sizes that separate the levels, in pixels; None: 8 strides of each level"
     )
     max_queries: int = Field(500, gt=0, description="positives that decode a mask in a training step")
-    score_threshold: float = Field(0.05, ge=0, le=1, description="of class × centerness, before the square root")
+    score_threshold: float = Field(0.05, ge=0, le=1, description="of the class probability alone")
     candidates: int = Field(1000, gt=0, description="per level, before suppression")
     nms_threshold: float = Field(0.6, ge=0, le=1)
     max_detections: int = Field(100, gt=0)
     mask_threshold: float = Field(0.5, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _levels_fit(self) -> Self:
+        limits = self.size_limits
+        if limits is not None and len(limits) != self.levels - 1:
+            raise ValueError(
+                f"'size_limits' has {len(limits)} values; give {self.levels - 1}, one between each two of the "
+                f"{self.levels} levels"
+            )
+        if limits is not None and any(low >= high for low, high in pairwise((0, *limits))):
+            raise ValueError("'size_limits' must be positive and grow from level to level")
+        if self.finest_stride == 4 and self.levels < 4:
+            raise ValueError("'levels' must be at least 4 with finest_stride 4, which uses all four strides")
+        return self
 
 
 @dataclass(frozen=True)
@@ -116,7 +131,6 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         self.mask_branch = MaskBranch(config.channels, config.mask_channels, config.mask_convs, config.mask_norm)
         strides = [self.stride * 2**level for level in range(config.levels)]
         limits = config.size_limits or [8.0 * stride for stride in strides[:-1]]
-        assert len(limits) == config.levels - 1, "one size limit between each two levels"
         self.size_ranges = dict(zip(strides, zip([-1, *limits], [*limits, 1e8], strict=True), strict=True))
         reaches = [*limits, 2 * limits[-1]]
         self.reaches = dict(zip(strides, reaches, strict=True))
@@ -170,17 +184,16 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         """(Q, P) logits: three 1×1 layers over [relative x, relative y, embedding].
 
         The first layer is affine in the pixel's position, so relative coordinates are never formed for each pair; its
-        sums are taken in float32, where positions of a large image are exact.
+        sums are taken in float32 or wider, where positions of a large image are exact.
         """
-        d = pixels.embeddings.shape[1]
-        weights, biases = split_filters(queries.embeddings.float(), d)
+        weights, biases = split_filters(_wide(queries.embeddings), pixels.embeddings.shape[1])
         with torch.autocast(queries.embeddings.device.type, enabled=False):
             per_pixel = -1 / queries.reach[:, None, None]
             position, content = weights[0][..., :2] * per_pixel, weights[0][..., 2:]  # (Q, 8, 2), (Q, 8, D)
-            offset = biases[0] - (position @ queries.locations[..., None]).squeeze(2)  # (Q, 8)
+            offset = biases[0] - (position * queries.locations[:, None]).sum(2)  # (Q, 8)
             layer = torch.cat([position, content, offset[..., None]], dim=2).flatten(0, 1)  # (Q · 8, 2 + D + 1)
             ones = pixels.locations.new_ones(len(pixels), 1)
-            values = torch.cat([pixels.locations, pixels.embeddings.float(), ones], dim=1)  # (P, 2 + D + 1)
+            values = torch.cat([pixels.locations, pixels.embeddings, ones], dim=1).to(layer.dtype)  # (P, 2 + D + 1)
             hidden = (layer @ values.T).relu_().unflatten(0, (-1, FILTER_CHANNELS))  # (Q, 8, P)
             hidden = torch.baddbmm(biases[1][..., None], weights[1], hidden).relu_()
             return torch.baddbmm(biases[2][..., None], weights[2], hidden).squeeze(1)
@@ -217,15 +230,15 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         strides = outputs.strides[location][:, None]
         wanted = box_distances(outputs.locations[location], boxes) / strides
         centerness = _centerness(wanted)
-        positives = mean_over_processes(outputs.logits.new_tensor(len(assignment))).clamp(min=1)
+        positives = mean_over_processes(centerness.new_tensor(len(assignment))).clamp(min=1)
         centre_sum = mean_over_processes(centerness.sum()).clamp(min=1e-6)
-        predicted = outputs.distances[image, location].float()
+        predicted = _wide(outputs.distances[image, location])
         queries = self.queries(outputs, assignment)
         return {
-            "loss_class": sigmoid_focal(outputs.logits.float(), is_class).sum() / positives,
+            "loss_class": sigmoid_focal(_wide(outputs.logits), is_class).sum() / positives,
             "loss_box": (_giou_loss(predicted, wanted) * centerness).sum() / centre_sum,
             "loss_centerness": F.binary_cross_entropy_with_logits(
-                outputs.centerness[image, location].float(), centerness, reduction="sum"
+                _wide(outputs.centerness[image, location]), centerness, reduction="sum"
             )
             / positives,
             "loss_mask": self.mask_loss(self.decode(queries, outputs.pixels), queries, targets),
@@ -262,13 +275,15 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
     def _candidates(self, outputs: CondInstOutputs, i: int) -> tuple[Tensor, Tensor, Tensor]:
         """Location, class and score of the best pairs of each level."""
         classes = outputs.logits.shape[2]
-        scores = outputs.logits[i].float().sigmoid() * outputs.centerness[i].float().sigmoid()[:, None]  # (L, C)
+        of_class = outputs.logits[i].float().sigmoid()  # (L, C)
+        is_candidate = of_class > self.config.score_threshold
+        scores = of_class * is_candidate * outputs.centerness[i].float().sigmoid()[:, None]
         chosen = []
         for stride in self.reaches:
             of_level = (outputs.strides == stride).nonzero().flatten()
             flat = scores[of_level].flatten()
             best, index = flat.topk(min(self.config.candidates, len(flat)))
-            index = index[best > self.config.score_threshold]
+            index = index[best > 0]
             chosen.append(of_level[index // classes] * classes + index % classes)
         pairs = torch.cat(chosen)
         return pairs // classes, pairs % classes, scores.flatten()[pairs].sqrt()
@@ -308,7 +323,7 @@ class MaskBranch(nn.Module):
         def block(inputs: int) -> nn.Sequential:
             conv = nn.Conv2d(inputs, channels, 3, padding=1, bias=False)
             nn.init.kaiming_uniform_(conv.weight, a=1)
-            normed = nn.BatchNorm2d(channels) if norm == "batch" else nn.GroupNorm(32, channels)
+            normed = nn.BatchNorm2d(channels) if norm == "batch" else _group_norm(channels)
             return nn.Sequential(conv, normed, nn.ReLU(inplace=True))
 
         self.refine = nn.ModuleList(block(in_channels) for _ in range(3))
@@ -322,9 +337,14 @@ class MaskBranch(nn.Module):
         return cast(Tensor, self.tower(x))
 
 
+def _group_norm(channels: int) -> nn.GroupNorm:
+    """32 groups, as the original; fewer where a group would hold one channel, which has no spread on a 1×1 map."""
+    return nn.GroupNorm(min(32, channels // 2), channels)
+
+
 def _tower(channels: int, convs: int) -> nn.Sequential:
     def block() -> tuple[nn.Module, ...]:
-        return nn.Conv2d(channels, channels, 3, padding=1), nn.GroupNorm(32, channels), nn.ReLU(inplace=True)
+        return nn.Conv2d(channels, channels, 3, padding=1), _group_norm(channels), nn.ReLU(inplace=True)
 
     return nn.Sequential(*(module for _ in range(convs) for module in block()))
 
@@ -348,6 +368,11 @@ def split_filters(filters: Tensor, mask_channels: int) -> tuple[list[Tensor], li
     parts = filters.split([o * i for o, i in shapes] + [o for o, _ in shapes], dim=1)
     weights = [part.unflatten(1, shape) for part, shape in zip(parts[:3], shapes, strict=True)]
     return weights, list(parts[3:])
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """The tensor in at least float32: sums over a whole image drown in half precision."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _of_assigned(targets: Sequence[Targets], assignment: Assignment) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,8 @@ MAY_DIFFER_ON_RESUME = (
 )
 
 
-def claim_folder(config: Config, resume: bool) -> Path:
-    """The run's folder: made new, or found again and unchanged."""
+def check_folder(config: Config, resume: bool) -> None:
+    """Raises if a new run would overwrite another, or a resumed one is not the run it was."""
     folder = config.folder
     file = folder / "config.yaml"
     if resume:
@@ -43,13 +42,15 @@ def claim_folder(config: Config, resume: bool) -> Path:
             raise ConfigError(
                 f"--resume of {folder} with another configuration: {changes}. Use another name for a new run."
             )
-        return folder
-    if file.exists():
+    elif file.exists():
         raise UserError(f"{folder} already holds a run: give --resume to go on with it, or another --name.")
-    make_folder(folder)
-    write_atomically(file, to_yaml(config))
+
+
+def open_folder(config: Config) -> None:
+    """Makes the folder of a new run and says in it what it is."""
+    folder = make_folder(config.folder)
+    write_atomically(folder / "config.yaml", to_yaml(config))
     write_atomically(folder / "environment.json", json.dumps(environment(config), indent=2))
-    return folder
 
 
 def environment(config: Config) -> dict[str, Any]:

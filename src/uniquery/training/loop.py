@@ -24,9 +24,9 @@ from uniquery.files import write_atomically
 from uniquery.querying.contract import Segmenter
 from uniquery.training.checkpoint import ModelCard, init_from, load_trainer_state, save_checkpoint
 from uniquery.training.config import Config
-from uniquery.training.folder import claim_folder, introduce
+from uniquery.training.folder import check_folder, introduce, open_folder
 from uniquery.training.log import MetricsLog, PhaseClock
-from uniquery.training.optim import AveragedWeights
+from uniquery.training.optim import AveragedWeights, lr_factor, set_learning_rate
 from uniquery.training.run import Run, build_run, restore, trainer_state
 
 
@@ -42,15 +42,18 @@ def train(config: Config, *, resume: bool = False, console: Console | None = Non
         UserError: anything that is wrong with configuration, data or folder.
     """
     console = console or Console()
-    folder = claim_folder(config, resume)
+    folder = config.folder
+    check_folder(config, resume)
     torch.manual_seed(config.seed)
     data, val = load_splits(config)
     run = build_run(config, data)
     if resume:
         restore(run, load_trainer_state(folder / "last"))
-    elif config.train.init_from:
-        console.print(f"init_from {config.train.init_from}: {init_from(run.model, config.train.init_from)}")
-        run.average = AveragedWeights(run.model, config.train.ema) if config.train.ema else None
+    else:
+        if config.train.init_from:
+            console.print(f"init_from {config.train.init_from}: {init_from(run.model, config.train.init_from)}")
+            run.average = AveragedWeights(run.model, config.train.ema) if config.train.ema else None
+        open_folder(config)
     introduce(run, data, val, console)
     log = MetricsLog(folder, tensorboard=config.train.tensorboard, keep_until=run.step if resume else None)
     try:
@@ -105,8 +108,8 @@ def _train_step(run: Run, batches: Iterator[Batch], clock: PhaseClock) -> tuple[
     with clock("step"):
         parameters = [p for p in run.model.parameters() if p.grad is not None]
         norm = torch.nn.utils.clip_grad_norm_(parameters, run.config.optim.clip_norm or math.inf)
+        set_learning_rate(run.optimizer, lr_factor(run.config.schedule, run.step, run.steps))
         run.optimizer.step()
-        run.schedule.step()
         if run.average:
             run.average.update(run.model)
     clock.steps += 1

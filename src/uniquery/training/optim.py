@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
 from uniquery.training.config import OptimConfig, ScheduleConfig
 
@@ -22,7 +21,10 @@ def build_optimizer(model: nn.Module, config: OptimConfig, effective_batch: int)
     for name, parameter, is_norm in _named_parameters(model):
         if parameter.requires_grad:
             groups.setdefault(_settings(name, is_norm, config), []).append(parameter)
-    tables = [{"params": p, "lr": lr * factor, "weight_decay": decay} for (factor, decay), p in groups.items()]
+    tables = [
+        {"params": p, "lr": lr * factor, "initial_lr": lr * factor, "weight_decay": decay}
+        for (factor, decay), p in groups.items()
+    ]
     if config.name == "sgd":
         return SGD(tables, lr=lr, momentum=config.momentum)
     return (AdamW if config.name == "adamw" else Adam)(tables, lr=lr, betas=config.betas)
@@ -47,9 +49,10 @@ def _settings(name: str, is_norm: bool, config: OptimConfig) -> tuple[float, flo
     return factor, decay
 
 
-def build_schedule(optimizer: Optimizer, config: ScheduleConfig, steps: int) -> LambdaLR:
-    """The factor on every group's learning rate at each step."""
-    return LambdaLR(optimizer, lambda step: lr_factor(config, step, steps))
+def set_learning_rate(optimizer: Optimizer, factor: float) -> None:
+    """Every group's own rate, times the factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * factor
 
 
 def lr_factor(config: ScheduleConfig, step: int, steps: int) -> float:

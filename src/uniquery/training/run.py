@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
 from uniquery.data.coco import CocoData
 from uniquery.errors import ConfigError
@@ -18,7 +17,7 @@ from uniquery.querying.contract import Segmenter
 from uniquery.segmenters import build_segmenter
 from uniquery.training.checkpoint import ModelCard, TrainerState
 from uniquery.training.config import Config
-from uniquery.training.optim import AveragedWeights, build_optimizer, build_schedule
+from uniquery.training.optim import AveragedWeights, build_optimizer
 
 
 @dataclass
@@ -30,7 +29,6 @@ class Run:
     model: Segmenter[Any, Any, Any]
     objective: BaseObjective
     optimizer: Optimizer
-    schedule: LambdaLR
     average: AveragedWeights | None
     steps: int
     device: torch.device
@@ -62,8 +60,7 @@ def build_run(config: Config, data: CocoData) -> Run:
     steps = settings.steps or max(1, round((settings.epochs or 0) * len(data) / effective))
     optimizer = build_optimizer(model, config.optim, effective)
     average = AveragedWeights(model, settings.ema) if settings.ema else None
-    objective, schedule = BaseObjective(model), build_schedule(optimizer, config.schedule, steps)
-    return Run(config, card, model, objective, optimizer, schedule, average, steps, device)
+    return Run(config, card, model, BaseObjective(model), optimizer, average, steps, device)
 
 
 def trainer_state(run: Run) -> TrainerState:
@@ -97,8 +94,6 @@ def restore(run: Run, saved: TrainerState) -> None:
     run.optimizer.load_state_dict({**state, "state": slots})
     run.step = saved.values["step"]
     run.best = -math.inf if saved.values["best"] is None else saved.values["best"]
-    for _ in range(run.step):
-        run.schedule.step()
     torch.set_rng_state(saved.tensors["random/cpu"])
     if "random/cuda" in saved.tensors and run.device.type == "cuda":
         torch.cuda.set_rng_state(saved.tensors["random/cuda"], run.device)

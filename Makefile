@@ -1,0 +1,35 @@
+# Everything sets up what it needs: a virtual environment in .venv, with a CPU build of torch.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-all check bench clean
+
+demo: $(READY)
+	$(BIN)/uniquery demo
+
+test: $(READY)
+	$(BIN)/python -m pytest -q -m "not slow"
+
+test-all: $(READY)
+	$(BIN)/python -m pytest -q
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)
+	$(BIN)/python benchmarks/step_time.py
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; sys.exit('uniquery needs Python 3.11 or newer; try: make PYTHON=python3.12 ...' if sys.version_info < (3, 11) else 0)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

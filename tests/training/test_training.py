@@ -1,0 +1,201 @@
+"""The trainer: resumed runs, averaged weights, schedules, parameter groups, phases."""
+
+import json
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from small_runs import small_config
+from uniquery.backbones import BackboneConfig
+from uniquery.errors import CheckpointError, UserError
+from uniquery.segmenters import build_segmenter
+from uniquery.segmenters.condinst import CondInstConfig
+from uniquery.training import loop
+from uniquery.training.checkpoint import init_from, load_model, load_trainer_state, read_model
+from uniquery.training.config import LayerConfig, OptimConfig, ScheduleConfig, load_config
+from uniquery.training.log import MetricsLog, PhaseClock
+from uniquery.training.optim import AveragedWeights, build_optimizer, lr_factor
+
+
+class Stopped(Exception):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_resumed_run_is_bit_identical(scenes, tmp_path, monkeypatch, accumulate):
+    changes = [f"train.accumulate={accumulate}", "train.steps=6", "model.max_queries=2"]
+    whole = load_config(small_config(tmp_path, scenes), [*changes, "name=whole"])
+    loop.train(whole)
+
+    broken = load_config(small_config(tmp_path, scenes), [*changes, "name=broken"])
+    real, count = loop._train_step, 0
+
+    def dies_in_step_4(*arguments):
+        nonlocal count
+        count += 1
+        if count == 4:
+            raise Stopped
+        return real(*arguments)
+
+    monkeypatch.setattr(loop, "_train_step", dies_in_step_4)
+    with pytest.raises(Stopped):
+        loop.train(broken)
+    monkeypatch.setattr(loop, "_train_step", real)
+    loop.train(broken, resume=True)
+
+    for name in ("last/model.safetensors", "last/trainer.safetensors", "best/model.safetensors"):
+        ours, theirs = load_file(broken.folder / name), load_file(whole.folder / name)
+        assert set(ours) == set(theirs)
+        assert all(torch.equal(ours[k], theirs[k]) for k in ours), name
+    lines = [json.loads(line) for line in (broken.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
+
+
+def test_accumulation_sees_the_images_of_a_larger_batch(scenes, tmp_path):
+    shapes = {"a": (1, 4), "b": (4, 1)}
+    for name, (batch, accumulate) in shapes.items():
+        changes = [f"name={name}", "train.steps=1", f"train.batch_size={batch}", f"train.accumulate={accumulate}"]
+        config = load_config(small_config(tmp_path, scenes), changes)
+        loop.train(config)
+        line = json.loads((config.folder / "metrics.jsonl").read_text().splitlines()[0])
+        assert line["images"] == 4
+
+
+def test_bfloat16_trains(scenes, tmp_path):
+    config = load_config(
+        small_config(tmp_path, scenes), ["train.precision=bfloat16", "train.steps=2", "model.levels=4"]
+    )
+    loop.train(config)
+    line = json.loads((config.folder / "metrics.jsonl").read_text().splitlines()[0])
+    assert all(math.isfinite(v) for v in line["losses"].values())
+
+
+def test_a_run_that_goes_astray_stops_and_says_why(scenes, tmp_path):
+    config = load_config(small_config(tmp_path, scenes), ["optim.lr=1e30", "optim.name=sgd", "schedule.warmup_steps=0"])
+    with pytest.raises(UserError, match=r"astray by step .*loss_mask.*images"):
+        loop.train(config)
+
+
+def test_averaged_weights_are_evaluated_and_saved(scenes, tmp_path):
+    config = load_config(small_config(tmp_path, scenes), [])
+    loop.train(config)
+    saved = load_file(config.folder / "last" / "model.safetensors")
+    state = load_trainer_state(config.folder / "last")
+    assert all(torch.equal(saved[k], state.tensors[f"average/{k}"]) for k in saved)
+    assert any(not torch.equal(saved[k], state.tensors[f"model/{k}"]) for k in saved)
+
+
+def test_averaged_weights_follow_the_formula():
+    model = nn.Linear(2, 1)
+    average = AveragedWeights(model, decay=0.5)
+    before = model.weight.detach().clone()
+    with torch.no_grad():
+        model.weight += 1
+    average.update(model)
+    decay = min(0.5, 2 / 11)
+    torch.testing.assert_close(average.state["weight"], before * decay + (before + 1) * (1 - decay))
+
+
+def test_polynomial_schedule_with_warm_up():
+    config = ScheduleConfig(power=0.9, warmup_steps=10, warmup_factor=0.1)
+    assert lr_factor(config, 0, 100) == pytest.approx(0.1)
+    assert lr_factor(config, 5, 100) == pytest.approx((0.1 * 0.5 + 0.5) * 0.95**0.9)
+    assert lr_factor(config, 50, 100) == pytest.approx(0.5**0.9)
+    assert lr_factor(config, 100, 100) == 0
+
+
+def test_parameter_groups():
+    model = build_segmenter(
+        CondInstConfig(channels=32, mask_channels=32), BackboneConfig(name="tiny", weights="random"), 2
+    )
+    config = OptimConfig(
+        lr=0.1,
+        lr_batch=16,
+        weight_decay=0.5,
+        norm_weight_decay=0.0,
+        backbone_lr_factor=0.1,
+        layers={"head.controller": LayerConfig(lr_factor=2.0, weight_decay=0.25)},
+    )
+    optimizer = build_optimizer(model, config, effective_batch=8)
+    names = {id(p): n for n, p in model.named_parameters()}
+    found = {names[id(p)]: (g["lr"], g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]}
+    assert set(found) == set(names.values())
+    assert found["head.controller.weight"] == (pytest.approx(0.1), 0.25)
+    assert found["head.class_tower.1.weight"] == (pytest.approx(0.05), 0.0)
+    assert found["fpn.laterals.8.weight"] == (pytest.approx(0.05), 0.5)
+    assert all(lr == pytest.approx(0.005) for n, (lr, _) in found.items() if n.startswith("backbone."))
+
+
+def test_init_from_reports_what_fits(scenes, tmp_path):
+    config = load_config(small_config(tmp_path, scenes), ["train.steps=1"])
+    loop.train(config)
+    card, _ = read_model(config.folder)
+    other = build_segmenter(card.model, card.backbone, 7)
+    report = init_from(other, config.folder)
+    assert set(report.kept) == {"head.classes.weight", "head.classes.bias"}
+    assert set(report.ignored) == {"head.classes.weight", "head.classes.bias"}
+    assert "2 re-initialised: head.classes.weight" in str(report)
+
+
+def test_a_loaded_model_predicts_the_same(scenes, tmp_path):
+    config = load_config(small_config(tmp_path, scenes), ["train.steps=2"])
+    loop.train(config)
+    first, card = load_model(config.folder)
+    second, _ = load_model(config.folder / "best" / "model.safetensors")
+    assert [c.name for c in card.categories] == ["disc", "box", "triangle"] or len(card.categories) == 3
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    )
+
+
+def test_damaged_trainer_state(scenes, tmp_path):
+    config = load_config(small_config(tmp_path, scenes), ["train.steps=2"])
+    loop.train(config)
+    (config.folder / "last" / "trainer.safetensors").write_bytes(b"123")
+    with pytest.raises(CheckpointError, match="damaged"):
+        loop.train(config, resume=True)
+
+
+def test_a_failed_save_keeps_the_old_checkpoint(scenes, tmp_path, monkeypatch):
+    config = load_config(small_config(tmp_path, scenes), ["train.steps=2"])
+    loop.train(config)
+    before = (config.folder / "last" / "model.safetensors").read_bytes()
+    card, state = read_model(config.folder)
+
+    def full_disk(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("uniquery.training.checkpoint.save_file", full_disk)
+    with pytest.raises(UserError, match="No space left"):
+        loop.save_checkpoint(config.folder / "last", state, card)
+    assert (config.folder / "last" / "model.safetensors").read_bytes() == before
+
+
+def test_phase_clock_averages_over_steps():
+    clock = PhaseClock(torch.device("cpu"))
+    for _ in range(2):
+        with clock("forward"):
+            pass
+        clock.steps += 1
+    means = clock.take()
+    assert means["forward"] > 0
+    assert means["backward"] == 0
+    assert clock.take()["forward"] == 0
+
+
+def test_metrics_log_forgets_repeated_steps_and_cut_lines(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 1}\n{"kind": "train", "step": 2}\n{"kind": "tr')
+    log = MetricsLog(tmp_path, keep_until=1)
+    log.write("train", 2)
+    log.close()
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
+
+
+def test_tensorboard(scenes, tmp_path):
+    pytest.importorskip("tensorboard")
+    config = load_config(small_config(tmp_path, scenes), ["train.tensorboard=true", "train.steps=1"])
+    loop.train(config)
+    assert list((config.folder / "tensorboard").iterdir())

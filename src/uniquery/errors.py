@@ -21,12 +21,14 @@ class CheckpointError(UserError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A suggestion to append to a sentence, or nothing.
+    """A suggestion to append to a sentence, or nothing; capitals do not matter.
 
     >>> did_you_mean("lerning_rate", ["learning_rate", "momentum"])
     " Did you mean 'learning_rate'?"
     >>> did_you_mean("x", ["learning_rate"])
     ''
     """
-    close = difflib.get_close_matches(word, list(known), n=1)
+    names = list(known)
+    close = difflib.get_close_matches(word, names, n=1)
+    close = close or [name for name in names if name.casefold() == word.casefold()]
     return f" Did you mean '{close[0]}'?" if close else ""

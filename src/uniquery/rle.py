@@ -79,7 +79,8 @@ def _from_run_lengths(segmentation: Rle, height: int, width: int) -> Rle:
     if size is None or counts is None:
         raise ValueError("its run lengths lack 'size' or 'counts'")
     if not isinstance(size, list | tuple) or list(size) != [height, width]:
-        raise ValueError(f"its run lengths are for {reprlib.repr(size)} but the image is [{height}, {width}] (height, width)")
+        said = reprlib.repr(size)
+        raise ValueError(f"its run lengths are for {said} but the image is [{height}, {width}] (height, width)")
     runs = _runs_of_text(counts) if isinstance(counts, str | bytes) else counts
     if not isinstance(runs, list) or not all(type(run) is int and run >= 0 for run in runs):
         raise ValueError("its run lengths are not a list of whole numbers, all 0 or more")
@@ -90,9 +91,7 @@ def _from_run_lengths(segmentation: Rle, height: int, width: int) -> Rle:
 
 def _runs_of_text(text: str | bytes) -> list[int]:
     """The run lengths behind COCO's compressed text: base-32 digits, signed, each the change to two runs before."""
-    codes = text.encode() if isinstance(text, str) and text.isascii() else text
-    if isinstance(codes, str):
-        raise ValueError("its compressed run lengths hold characters that COCO's do not")
+    codes = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     runs: list[int] = []
     position = 0
     while position < len(codes):

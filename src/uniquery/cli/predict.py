@@ -9,18 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from uniquery.cli.options import command, progress_bar
-from uniquery.data.augment import resize
-from uniquery.data.batch import Item, collate, image_only
 from uniquery.data.images import SUFFIXES, read_image
 from uniquery.errors import UserError
-from uniquery.evaluation.inference import coco_results
+from uniquery.evaluation.inference import coco_results, predict_image
 from uniquery.files import make_folder, write_atomically
-from uniquery.postprocess import resized_size
-from uniquery.querying.contract import Segmenter
 from uniquery.report.drawings import Drawn, label_map, overlay, png_bytes
 from uniquery.structures import Instances
 from uniquery.training.checkpoint import ModelCard, load_model
@@ -57,7 +52,13 @@ def run(args: argparse.Namespace) -> None:
     with progress_bar("predicting") as progress:
         for number, file in enumerate(files, start=1):
             image = read_image(file)
-            instances = predict_image(model, card, image, short=args.short, mask_threshold=args.mask_threshold)
+            instances = predict_image(
+                model,
+                image,
+                args.short or card.test_size.short,
+                card.test_size.longest,
+                mask_threshold=args.mask_threshold,
+            )
             instances = instances[instances.scores >= args.score]
             height, width = instances.size
             images.append({"id": number, "file_name": str(file), "width": width, "height": height})
@@ -67,24 +68,6 @@ def run(args: argparse.Namespace) -> None:
     if "json" in args.formats:
         _write_json(args.output, images, results, card)
     Console().print(f"{len(results)} instances in {len(files)} images: {args.output}")
-
-
-@torch.inference_mode()
-def predict_image(
-    model: Segmenter[Any, Any, Any],
-    card: ModelCard,
-    image: Any,
-    *,
-    short: int | None = None,
-    mask_threshold: float | None = None,
-) -> Instances:
-    """The instances of one (H, W, 3) image, at its own size."""
-    sample = image_only(image)
-    size = resized_size(*sample.size, short or card.test_size.short, card.test_size.longest)
-    batch = collate([Item(resize(sample, size), 0, sample.size)])
-    assert not isinstance(batch, Exception)
-    device = next(model.parameters()).device
-    return model.predict(model(batch.images.to(device)), [sample.size], mask_threshold=mask_threshold)[0]
 
 
 def find_images(inputs: Sequence[str]) -> list[Path]:

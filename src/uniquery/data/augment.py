@@ -43,7 +43,7 @@ class Sample:
 class Augmentation(BaseModel, ABC):
     """A random policy: `__call__` draws from the generator and applies what it drew."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @abstractmethod
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from uniquery import rle
-from uniquery.data.coco import Problem, find_problems, read_json
-from uniquery.data.images import image_size, inside_root, read_image
+from uniquery.data.images import check_image_root, image_size, inside_root, is_file, read_image
+from uniquery.data.tables import Problem, find_problems, has_size, is_id, is_text, read_json, shown
 from uniquery.errors import DataError
 
 AREA_LIMITS = {"tiny (< 8²)": 8**2, "small (< 32²)": 32**2, "medium (< 96²)": 96**2, "large": float("inf")}
@@ -27,7 +27,7 @@ class DataReport:
         crowd: how many crowd regions.
         problems: everything found, fatal or not.
         classes: class → instances.
-        areas: size range → instances.
+        areas: size range → instances whose masks are sound and not empty.
         counts: number of instances → images.
         most: the largest number of instances of an image.
     """
@@ -62,8 +62,7 @@ def check_data(
         DataError: the json cannot be read at all, or the folder is missing.
     """
     raw = read_json(annotations)
-    if not images.is_dir():
-        raise DataError(f"Image folder not found: {images}.")
+    check_image_root(images)
     masks: dict[int, rle.Rle] = {}
     problems = list(find_problems(raw, images, masks))
     if "annotations" not in raw:
@@ -75,41 +74,41 @@ def check_data(
 
 
 def _file_problems(row: Mapping[str, Any], root: Path, read_pixels: bool) -> Iterator[Problem]:
+    where, name = f"Image {shown(row.get('id'))}", row.get("file_name")
     try:
-        path = inside_root(root, row["file_name"])
-    except (DataError, KeyError, TypeError, AttributeError):
+        path = inside_root(root, name if is_text(name) else "")
+    except DataError:
         return  # the table's own problem
-    if not path.is_file():
-        yield Problem("missing file", f"Image {row.get('id')}: {path} is missing.")
+    if not is_file(path):
+        yield Problem("missing file", f"{where}: {path} is missing.")
         return
     try:
         height, width = read_image(path).shape[:2] if read_pixels else image_size(path)
     except DataError as error:
-        yield Problem("unreadable file", f"Image {row.get('id')}: {error}")
+        yield Problem("unreadable file", f"{where}: {error}")
         return
-    if (row.get("height"), row.get("width")) != (height, width):
-        turned = (row.get("width"), row.get("height")) == (height, width)
-        hint = " The two look exchanged: EXIF orientation?" if turned else ""
-        said = f"{row.get('width')}×{row.get('height')}"
-        yield Problem(
-            "size mismatch", f"Image {row.get('id')}: {path} is {width}×{height}, the json says {said}.{hint}"
-        )
+    if has_size(row) and (row["height"], row["width"]) != (height, width):
+        hint = ": exchanged, as if by EXIF orientation" if (row["width"], row["height"]) == (height, width) else ""
+        said = f"the json says {row['width']}×{row['height']}"
+        yield Problem("size mismatch", f"{where}: {path} is {width}×{height} upright, {said}{hint}.")
 
 
 def _summary(raw: Mapping[str, Any], masks: Mapping[int, rle.Rle], problems: list[Problem]) -> DataReport:
-    names = {c.get("id"): str(c.get("name")) for c in raw["categories"]}
+    names = {c["id"]: shown(c.get("name")) for c in raw["categories"] if is_id(c.get("id"))}
     classes: Counter[str] = Counter(dict.fromkeys(names.values(), 0))
     areas: Counter[str] = Counter()
-    per_image: Counter[Any] = Counter({i.get("id"): 0 for i in raw["images"]})
+    per_image: Counter[int] = Counter({i["id"]: 0 for i in raw["images"] if is_id(i.get("id"))})
     crowd = 0
     for row in raw.get("annotations", []):
         if row.get("iscrowd"):
             crowd += 1
             continue
-        classes[names.get(row.get("category_id"), "unknown")] += 1
-        per_image[row.get("image_id")] += 1
-        if row.get("id") in masks:
-            areas[_bucket(rle.area(masks[row["id"]]), AREA_LIMITS, below=True)] += 1
+        number, image, category = row.get("id"), row.get("image_id"), row.get("category_id")
+        classes[names.get(category, "unknown") if is_id(category) else "unknown"] += 1
+        if is_id(image) and image in per_image:
+            per_image[image] += 1
+        if is_id(number) and number in masks:
+            areas[_bucket(rle.area(masks[number]), AREA_LIMITS, below=True)] += 1
     counts = Counter(_bucket(n, COUNT_LIMITS, below=False) for n in per_image.values())
     return DataReport(
         images=len(raw["images"]),

@@ -4,62 +4,86 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
+from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, TiffImageFile
 
 from uniquery.errors import DataError
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif"})
+MOST_PIXELS = 178_956_970  # where pillow takes a file for an attack
 _SIXTEEN_BIT = ("I;16", "I;16B", "I;16L", "I;16N", "I")
+_TURNED = (5, 6, 7, 8)  # the EXIF orientations that exchange height and width
 
 
 def read_image(path: Path) -> npt.NDArray[np.uint8]:
     """(H, W, 3) RGB, turned upright by its EXIF orientation.
 
-    Grayscale, palette and transparent images become RGB; 16-bit images are scaled to 8 bits.
+    Grayscale, palette and transparent images become RGB; 16-bit images are scaled to 8 bits, unless all their values
+    fit 8 bits as they are.
 
     Raises:
         DataError: the file is missing, not an image, cut off, or claims an absurd size.
     """
-    try:
-        with _quiet(), Image.open(path) as image:
-            return _to_rgb(ImageOps.exif_transpose(image))
-    except FileNotFoundError:
-        raise DataError(f"Image file not found: {path}.") from None
-    except Image.DecompressionBombError:
-        raise DataError(
-            f"{path} claims to be larger than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels: refused."
-        ) from None
-    except Exception as error:  # pillow's decoders raise whatever they meet in a broken file
-        raise DataError(f"{path} is not a readable image: {_one_line(error)}.") from None
+    with _opened(path) as image:
+        return _to_rgb(ImageOps.exif_transpose(image))
 
 
 def image_size(path: Path) -> tuple[int, int]:
-    """(height, width) after EXIF orientation, from the header alone."""
-    try:
-        with _quiet(), Image.open(path) as image:
-            width, height = image.size
-            turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
-            return (width, height) if turned else (height, width)
-    except FileNotFoundError:
-        raise DataError(f"Image file not found: {path}.") from None
-    except Exception as error:
-        raise DataError(f"{path} is not a readable image: {_one_line(error)}.") from None
+    """(height, width) after EXIF orientation, from the header alone.
+
+    Raises:
+        DataError: the file is missing, not an image, or claims an absurd size.
+    """
+    with _opened(path) as image:
+        width, height = image.size
+        if isinstance(image, TiffImageFile):  # some versions of pillow turn its size on opening, but not its tags
+            width, height = image.tag_v2[IMAGEWIDTH], image.tag_v2[IMAGELENGTH]
+        exif = Image.Image.getexif(image)  # the method of PNG files would decode the whole file in search of EXIF
+        turned = exif.get(ExifTags.Base.Orientation) in _TURNED
+        return (width, height) if turned else (height, width)
+
+
+def check_image_root(root: Path) -> None:
+    """Raises unless the image folder is there."""
+    if not os.path.isdir(root):  # noqa: PTH112 (Path.is_dir raises for names that the system refuses)
+        raise DataError(f"Image folder not found: {root}.")
+
+
+def is_file(path: Path) -> bool:
+    """Whether a file is there; a name that the system refuses is not."""
+    return os.path.isfile(path)  # noqa: PTH113 (Path.is_file raises for such names)
 
 
 def inside_root(root: Path, name: str) -> Path:
     """The path of a file named in annotations.
 
     Raises:
-        DataError: the name is absolute or climbs out of the root.
+        DataError: the name is empty or absolute, or climbs out of the root.
     """
-    relative = os.path.normpath(name)
-    if not name or "\0" in name or Path(relative).is_absolute() or Path(relative).parts[0] == os.pardir:
-        raise DataError(f"File name {name!r} leaves the image folder {root}: use a name relative to it.")
+    relative = Path(os.path.normpath(name))
+    if not name or "\0" in name or relative.is_absolute() or relative.parts[:1] in ((), (os.pardir,)):
+        raise DataError(f"File name {name!r} is not inside the image folder {root}: use a name relative to it.")
     return root / relative
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """An image file, its header read; pillow's warnings about large or slightly odd files stay silent."""
+    try:
+        with warnings.catch_warnings(action="ignore"), Image.open(path) as image:
+            yield image
+    except FileNotFoundError:
+        raise DataError(f"Image file not found: {path}.") from None
+    except Image.DecompressionBombError:
+        raise DataError(f"{path} claims to have more than {MOST_PIXELS:,} pixels: refused.") from None
+    except Exception as error:  # pillow's decoders raise whatever they meet in a broken file
+        raise DataError(f"{path} is not a readable image: {_one_line(error)}.") from None
 
 
 def _to_rgb(image: Image.Image) -> npt.NDArray[np.uint8]:
@@ -71,11 +95,6 @@ def _to_rgb(image: Image.Image) -> npt.NDArray[np.uint8]:
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     return np.asarray(image.convert("RGB"))
-
-
-def _quiet() -> warnings.catch_warnings[None]:
-    """Inside, pillow's warnings about large but acceptable or slightly odd files stay silent."""
-    return warnings.catch_warnings(action="ignore")
 
 
 def _one_line(error: Exception) -> str:

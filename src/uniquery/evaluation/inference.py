@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
 
-from uniquery.data.batch import EvaluationItems, collate, raise_errors
+from uniquery.data.augment import resize
+from uniquery.data.batch import Batch, EvaluationItems, Item, collate, image_only, raise_errors
 from uniquery.data.coco import CocoData
+from uniquery.postprocess import resized_size
 from uniquery.querying.contract import Segmenter
 from uniquery.structures import Instances
 
@@ -40,6 +44,23 @@ def predict_data(
             yield target.image_id, instances
         done += len(batch.images)
         progress(done, len(items))
+
+
+@torch.inference_mode()
+def predict_image(
+    model: Segmenter[Any, Any, Any],
+    image: npt.NDArray[np.uint8],
+    short: int,
+    longest: int,
+    *,
+    mask_threshold: float | None = None,
+) -> Instances:
+    """The instances of one (H, W, 3) image, at its own size; the model sees it with the given short side."""
+    sample = image_only(image)
+    batch = collate([Item(resize(sample, resized_size(*sample.size, short, longest)), 0, sample.size)])
+    assert isinstance(batch, Batch)
+    device = next(model.parameters()).device
+    return model.predict(model(batch.images.to(device)), [sample.size], mask_threshold=mask_threshold)[0]
 
 
 def coco_results(image_id: int, instances: Instances, category_ids: Sequence[int | None]) -> Iterable[dict[str, Any]]:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from uniquery.backbones import BackboneConfig
-from uniquery.data.coco import Category
+from uniquery.data.coco import Category, CocoData
 from uniquery.errors import CheckpointError
 from uniquery.files import folder_replaced
 from uniquery.querying.contract import Segmenter
@@ -122,8 +122,8 @@ def model_file(path: Path) -> Path:
     raise CheckpointError(f"No checkpoint at {path}: give a run folder, a checkpoint folder or a {MODEL_FILE}.")
 
 
-def read_model(path: Path) -> tuple[ModelCard, dict[str, Tensor]]:
-    """The card and the weights of a model file.
+def read_card(path: Path) -> ModelCard:
+    """What a model file says of itself.
 
     Raises:
         CheckpointError: the file is missing, cut off, or not ours.
@@ -136,11 +136,20 @@ def read_model(path: Path) -> tuple[ModelCard, dict[str, Tensor]]:
             raise CheckpointError(
                 f"{file} is not a checkpoint of this program (its format is {metadata.get('format')!r})."
             )
-        return ModelCard.from_metadata(metadata), load_file(file)
+        return ModelCard.from_metadata(metadata)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file} cannot be read, it is damaged or not a safetensors file: {error}.") from None
     except (ValidationError, KeyError, ValueError):
         raise CheckpointError(f"{file} was written by another version: its header does not fit this one.") from None
+
+
+def read_model(path: Path) -> tuple[ModelCard, dict[str, Tensor]]:
+    """The card and the weights of a model file.
+
+    Raises:
+        CheckpointError: the file is missing, cut off, or not ours.
+    """
+    return read_card(path), load_file(model_file(path))
 
 
 def load_model(path: Path, device: torch.device | str = "cpu") -> tuple[Segmenter[Any, Any, Any], ModelCard]:
@@ -167,6 +176,16 @@ def init_from(model: nn.Module, path: Path) -> LoadReport:
         kept=tuple(name for name in own if name not in fitting),
         ignored=tuple(name for name in state if name not in fitting),
     )
+
+
+def check_classes_unchanged(card: ModelCard, data: CocoData) -> None:
+    """Raises if a run's data no longer has the classes that its checkpoint was trained on."""
+    before, now = [c.name for c in card.categories], data.classes
+    if before != now:
+        raise CheckpointError(
+            f"{data.annotations} has the classes {', '.join(now)}, but the checkpoint was trained on "
+            f"{', '.join(before)}: start a new run, with train.init_from if its weights are to be used."
+        )
 
 
 def check_classes(card: ModelCard, classes: Sequence[str], data_name: str) -> None:

@@ -22,7 +22,14 @@ from uniquery.evaluation import Metrics, evaluate
 from uniquery.evaluation.inference import category_ids_by_name, coco_results, predict_data
 from uniquery.files import write_atomically
 from uniquery.querying.contract import Segmenter
-from uniquery.training.checkpoint import ModelCard, init_from, load_trainer_state, save_checkpoint
+from uniquery.training.checkpoint import (
+    ModelCard,
+    check_classes_unchanged,
+    init_from,
+    load_trainer_state,
+    read_card,
+    save_checkpoint,
+)
 from uniquery.training.config import Config
 from uniquery.training.folder import check_folder, introduce, open_folder
 from uniquery.training.log import MetricsLog, PhaseClock
@@ -48,6 +55,7 @@ def train(config: Config, *, resume: bool = False, console: Console | None = Non
     data, val = load_splits(config)
     run = build_run(config, data)
     if resume:
+        check_classes_unchanged(read_card(folder / "last"), data)
         restore(run, load_trainer_state(folder / "last"))
     else:
         if config.train.init_from:

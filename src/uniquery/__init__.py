@@ -23,7 +23,7 @@ __all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a public name when it is first used, so that `uniquery --help` need not wait for torch."""
+    """Loads a public name when it is first used: the command line has settings to make before torch is imported."""
     if name not in _PUBLIC:
         raise AttributeError(f"module 'uniquery' has no attribute '{name}'")
     return getattr(import_module(_PUBLIC[name]), name)

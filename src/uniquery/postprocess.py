@@ -54,7 +54,8 @@ def encode_masks(probabilities: Tensor, rows: Tensor, columns: Tensor, threshold
     """Resizes, thresholds and encodes masks one by one, so that only one is ever held at full size.
 
     Resizing is linear and separable: `rows.T @ p @ columns`. A pixel can only pass the threshold where a cell it is
-    made of does, so each mask is computed only inside the window that its cells can reach.
+    made of does, so each mask is computed only inside the window that its cells can reach. It is computed transposed,
+    as run lengths go down the columns.
 
     Args:
         probabilities: (N, h, w).
@@ -70,13 +71,13 @@ def encode_masks(probabilities: Tensor, rows: Tensor, columns: Tensor, threshold
     masks = []
     for p in probabilities:
         inside = p > threshold
-        canvas = np.zeros((columns.shape[1], rows.shape[1]), dtype=np.uint8).T  # column-major, as run lengths want it
+        canvas = np.zeros((columns.shape[1], rows.shape[1]), dtype=np.uint8)  # (W, H)
         window_y = _window(reach_rows[inside.any(1)].any(0))
         window_x = _window(reach_columns[inside.any(0)].any(0))
         cells_y, cells_x = _window(reach_rows[:, window_y].any(1)), _window(reach_columns[:, window_x].any(1))
-        patch = rows[cells_y, window_y].T @ p[cells_y, cells_x] @ columns[cells_x, window_x]
-        canvas[window_y, window_x] = (patch > threshold).numpy()
-        masks.append(rle.encode(canvas))
+        patch = columns[cells_x, window_x].T @ p[cells_y, cells_x].T @ rows[cells_y, window_y]
+        canvas[window_x, window_y] = (patch > threshold).numpy()
+        masks.append(rle.encode(canvas.T))
     return masks
 
 

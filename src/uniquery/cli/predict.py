@@ -35,7 +35,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("model", type=Path, help="a run folder, a checkpoint folder or a model file")
     parser.add_argument("inputs", nargs="+", help="image files, folders (searched deeply) or quoted globs")
     parser.add_argument("-o", "--output", type=Path, default=Path("predictions"), help="folder for what is found")
-    parser.add_argument("--score", type=float, default=0.4, help="smallest score of an instance")
+    parser.add_argument("--score", type=float, default=0.5, help="smallest score of an instance")
     parser.add_argument("--mask-threshold", type=float, help="instead of the model's own")
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS, help="what to write")
     parser.add_argument("--short", type=int, help="short side that the model sees; by default that of its evaluation")

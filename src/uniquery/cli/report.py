@@ -20,7 +20,7 @@ from uniquery.report.runs import load_run
 from uniquery.training.config import Config, parse_config, read_yaml
 
 PICTURES = 12
-SHOWN_SCORE = 0.3
+SHOWN_SCORE = 0.5
 
 
 def add_parser(commands: Any) -> None:

@@ -228,11 +228,11 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         is_class = torch.zeros_like(outputs.logits)
         is_class[image, location, labels] = 1
         strides = outputs.strides[location][:, None]
-        wanted = box_distances(outputs.locations[location], boxes) / strides
+        predicted = _wide(outputs.distances[image, location])
+        wanted = (box_distances(outputs.locations[location], boxes) / strides).to(predicted.dtype)
         centerness = _centerness(wanted)
         positives = mean_over_processes(centerness.new_tensor(len(assignment))).clamp(min=1)
         centre_sum = mean_over_processes(centerness.sum()).clamp(min=1e-6)
-        predicted = _wide(outputs.distances[image, location])
         queries = self.queries(outputs, assignment)
         return {
             "loss_class": sigmoid_focal(_wide(outputs.logits), is_class).sum() / positives,

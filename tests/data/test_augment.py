@@ -1,0 +1,368 @@
+"""Augmentations: image and masks stay together, draws follow the generator, settings are checked."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+
+from uniquery.data.augment import (
+    AnyAugmentation,
+    Augmentation,
+    Colour,
+    Crop,
+    Flip,
+    Sample,
+    ScaleJitter,
+    ShortSide,
+    Transpose,
+    augment,
+    crop,
+    resize,
+)
+
+STEPS: dict[str, Augmentation] = {
+    "short side, smaller": ShortSide(range=(20, 40), longest=64),
+    "short side, larger": ShortSide(range=(60, 90), longest=200),
+    "flip": Flip(p=1),
+    "flip, vertical": Flip(p=1, axis="vertical"),
+    "transpose": Transpose(p=1),
+    "crop": Crop(range=(0.4, 0.9)),
+    "scale jitter, smaller": ScaleJitter(range=(0.3, 0.9), size=48),
+    "scale jitter, larger": ScaleJitter(range=(1.0, 2.0), size=48),
+    "scale jitter, both": ScaleJitter(range=(0.2, 3.0), size=40),
+    "colour": Colour(brightness=0.1, contrast=0.1, saturation=0.5),
+}
+every_step = pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def painted(height: int = 48, width: int = 60) -> Sample:
+    """Two things, painted as their masks: channel k is 255 where mask k is, with labels 5 and 3."""
+    masks = torch.zeros(2, height, width, dtype=torch.uint8)
+    masks[0, 4:24, 6:36] = 1
+    masks[1, 20:44, 30:50] = 1
+    image = torch.cat([masks * 255, torch.zeros_like(masks[:1])])
+    return Sample(image, masks, torch.tensor([5, 3]))
+
+
+def noisy(height: int = 48, width: int = 60) -> Sample:
+    """Every pixel has its own colour, so that a moved pixel is seen."""
+    image = torch.from_numpy(rng().integers(0, 256, (3, height, width), dtype=np.uint8))
+    return Sample(image, (image[:2] > 127).to(torch.uint8), torch.tensor([0, 1]))
+
+
+def without_instances(height: int = 48, width: int = 60) -> Sample:
+    sample = noisy(height, width)
+    return Sample(sample.image, sample.masks[:0], sample.labels[:0])
+
+
+def equal(a: Sample, b: Sample) -> bool:
+    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("image", "masks", "labels"))
+
+
+def one_pixel_border(masks: Tensor) -> Tensor:
+    """Where a mask changes within two pixels: there an antialiased image may be gray."""
+    padded = torch.nn.functional.pad(masks.float(), (2, 2, 2, 2), mode="replicate")
+    high = torch.nn.functional.max_pool2d(padded, 5, 1)
+    low = -torch.nn.functional.max_pool2d(-padded, 5, 1)
+    return high != low
+
+
+class TestEveryStep:
+    @every_step
+    @pytest.mark.parametrize("seed", range(6))
+    def test_image_and_masks_stay_together(self, step, seed):
+        changed = step(painted(), rng(seed))
+        inside = ~one_pixel_border(changed.masks)
+        assert inside.float().mean() > 0.3
+        assert torch.equal((changed.image[:2] > 127)[inside], changed.masks.bool()[inside])
+        assert changed.masks.shape[1:] == changed.image.shape[1:]
+
+    @every_step
+    def test_types_and_labels_are_kept(self, step):
+        changed = step(painted(), rng())
+        assert changed.image.dtype == changed.masks.dtype == torch.uint8
+        assert changed.labels.tolist() == [5, 3]
+        assert set(changed.masks.unique().tolist()) <= {0, 1}
+
+    @every_step
+    def test_the_generator_decides_everything(self, step):
+        assert all(equal(step(noisy(), rng(seed)), step(noisy(), rng(seed))) for seed in range(4))
+
+    @every_step
+    def test_other_generators_decide_otherwise(self, step):
+        if isinstance(step, Flip | Transpose):
+            step = step.model_copy(update={"p": 0.5})
+        first, *others = [step(noisy(), rng(seed)) for seed in range(8)]
+        assert not all(equal(first, other) for other in others)
+
+    @every_step
+    def test_the_sample_itself_is_not_changed(self, step):
+        sample, before = noisy(), noisy()
+        step(sample, rng())
+        assert equal(sample, before)
+
+    @every_step
+    def test_without_instances(self, step):
+        changed = augment(without_instances(), [step], rng())
+        assert changed.masks.shape == (0, *changed.size)
+        assert changed.labels.shape == (0,)
+        assert torch.equal(changed.image, step(noisy(), rng()).image)
+
+    @every_step
+    @pytest.mark.parametrize("size", [(1, 1), (1, 50), (50, 1)])
+    def test_smallest_images(self, step, size):
+        sample = Sample(torch.full((3, *size), 9, dtype=torch.uint8), torch.ones(1, *size).byte(), torch.tensor([0]))
+        changed = step(sample, rng())
+        assert min(changed.size) >= 1
+        assert changed.masks.shape[1:] == changed.image.shape[1:]
+
+    @every_step
+    def test_as_configured_by_name(self, step):
+        adapter: TypeAdapter[Any] = TypeAdapter(AnyAugmentation)
+        assert adapter.validate_python(step.model_dump()) == step
+        assert adapter.validate_json(step.model_dump_json()) == step
+
+
+class TestShortSide:
+    def test_the_range_is_respected_and_used(self):
+        step = ShortSide(range=(20, 24), longest=1000)
+        sides = [min(step(noisy(), rng(seed)).size) for seed in range(60)]
+        assert set(sides) == {20, 21, 22, 23, 24}
+
+    @pytest.mark.parametrize("size", [(48, 60), (60, 48), (48, 48), (30, 300)])
+    def test_shape_is_kept_and_the_long_side_limited(self, size):
+        step = ShortSide(range=(40, 80), longest=120)
+        for seed in range(20):
+            height, width = step(noisy(*size), rng(seed)).size
+            assert max(height, width) <= 120
+            assert abs(height / width - size[0] / size[1]) < 0.05 * size[0] / size[1]
+
+
+class TestFlipAndTranspose:
+    def test_what_they_do(self):
+        sample = noisy()
+        assert equal(Flip(p=1)(sample, rng()), Sample(sample.image.flip(2), sample.masks.flip(2), sample.labels))
+        vertical = Flip(p=1, axis="vertical")(sample, rng())
+        assert equal(vertical, Sample(sample.image.flip(1), sample.masks.flip(1), sample.labels))
+        transposed = Transpose(p=1)(sample, rng())
+        assert torch.equal(transposed.image[:, 7, 3], sample.image[:, 3, 7])
+        assert transposed.size == (60, 48)
+
+    @pytest.mark.parametrize("step", [Flip(p=1), Flip(p=1, axis="vertical"), Transpose(p=1)])
+    def test_twice_is_nothing(self, step):
+        assert equal(step(step(noisy(), rng()), rng()), noisy())
+
+    @pytest.mark.parametrize("kind", [Flip, Transpose])
+    def test_how_often(self, kind):
+        def share(p: float) -> float:
+            generator = rng()
+            return float(np.mean([not equal(kind(p=p)(noisy(4, 4), generator), noisy(4, 4)) for _ in range(400)]))
+
+        assert share(0) == 0
+        assert share(1) == 1
+        assert abs(share(0.3) - 0.3) < 0.08
+
+    def test_together_they_make_all_eight_poses(self):
+        steps = [Flip(), Flip(axis="vertical"), Transpose()]
+        generator = rng()
+        poses = {augment(noisy(5, 5), steps, generator).image.numpy().tobytes() for _ in range(100)}
+        assert len(poses) == 8
+
+
+class TestCrop:
+    def test_it_is_a_window_of_the_image(self):
+        sample = noisy()
+        for seed in range(20):
+            changed = Crop(range=(0.3, 0.9))(sample, rng(seed))
+            height, width = changed.size
+            windows = sample.image.unfold(1, height, 1).unfold(2, width, 1)  # (3, top, left, h, w)
+            found = (windows == changed.image[:, None, None]).all(0).all(-1).all(-1)
+            assert found.sum() == 1
+            top, left = found.nonzero()[0].tolist()
+            assert torch.equal(changed.masks, sample.masks[:, top : top + height, left : left + width])
+
+    def test_range_of_sides(self):
+        sizes = np.array([Crop(range=(0.5, 0.8))(noisy(100, 60), rng(seed)).size for seed in range(80)])
+        fractions = sizes / [100, 60]
+        assert fractions.min() >= 0.49
+        assert fractions.max() <= 0.81
+        assert (np.ptp(fractions, axis=0) > 0.2).all()
+        assert len({tuple(row) for row in (sizes - sizes.mean(0) > 0).tolist()}) == 4  # the sides are drawn apart
+
+    def test_every_place_is_possible_up_to_the_edges(self):
+        column = Sample(torch.arange(5).byte().expand(3, 1, 5), torch.ones(1, 1, 5).byte(), torch.tensor([0]))
+        assert {int(crop(column, (1, 2), rng(seed)).image[0, 0, 0]) for seed in range(60)} == {0, 1, 2, 3}
+
+    def test_whole_and_never(self):
+        assert equal(Crop(range=(1, 1))(noisy(), rng()), noisy())
+        assert equal(Crop(p=0, range=(0.1, 0.1))(noisy(), rng()), noisy())
+
+    def test_instances_that_are_cut_away_are_dropped(self):
+        sample, kept = painted(), set()
+        for seed in range(40):
+            changed = augment(sample, [Crop(range=(0.2, 0.4))], rng(seed))
+            assert changed.masks.flatten(1).any(1).all()
+            assert len(changed.masks) == len(changed.labels)
+            kept.add(tuple(changed.labels.tolist()))
+        assert {(), (5,), (3,)} <= kept
+
+
+class TestScaleJitter:
+    @pytest.mark.parametrize("size", [(48, 60), (60, 48), (7, 200), (300, 300)])
+    def test_size_is_fixed(self, size):
+        step = ScaleJitter(range=(0.1, 2.5), size=64)
+        assert {step(noisy(*size), rng(seed)).size for seed in range(30)} == {(64, 64)}
+
+    def test_factor_one_fits(self):
+        changed = ScaleJitter(range=(1, 1), size=64)(Sample(*_white(32, 48)), rng())
+        assert (changed.masks[0, :43] == 1).all()  # 64 · 32 / 48
+        assert (changed.masks[0, 43:] == 0).all()
+        assert (changed.image[:, 43:] == 0).all()
+
+    def test_range_of_factors(self):
+        step = ScaleJitter(range=(0.25, 0.75), size=64)
+        sides = [int(step(Sample(*_white(20, 20)), rng(seed)).masks[0, 0].sum()) for seed in range(80)]
+        assert min(sides) >= 16
+        assert max(sides) <= 48
+        assert max(sides) - min(sides) > 28
+
+    def test_padding_is_right_and_below(self):
+        changed = ScaleJitter(range=(0.5, 0.5), size=64)(Sample(*_white(20, 20)), rng())
+        assert changed.masks[0].nonzero().max(0).values.tolist() == [31, 31]
+        assert int(changed.masks.sum()) == 32 * 32
+
+    def test_large_factors_cut_at_random_places(self):
+        step = ScaleJitter(range=(2, 2), size=60)
+        assert len({step(noisy(), rng(seed)).image.numpy().tobytes() for seed in range(10)}) == 10
+
+
+class TestColour:
+    def test_only_colours_change(self):
+        changed = Colour()(noisy(), rng())
+        assert torch.equal(changed.masks, noisy().masks)
+        assert not torch.equal(changed.image, noisy().image)
+
+    def test_zero_strength_is_nothing(self):
+        assert equal(Colour(brightness=0, contrast=0, saturation=0)(noisy(), rng()), noisy())
+
+    def test_brightness_is_a_factor_in_range(self):
+        gray = Sample(torch.full((3, 4, 4), 100, dtype=torch.uint8), torch.zeros(0, 4, 4).byte(), torch.zeros(0).long())
+        step = Colour(brightness=0.3, contrast=0.9, saturation=0.9)  # which do nothing to an even gray
+        values = [step(gray, rng(seed)).image for seed in range(60)]
+        assert all(len(image.unique()) == 1 for image in values)
+        levels = [int(image[0, 0, 0]) for image in values]
+        assert min(levels) >= 70
+        assert max(levels) <= 130
+        assert max(levels) - min(levels) > 40
+
+    def test_contrast_keeps_the_mean_and_saturation_the_gray(self):
+        image = torch.tensor([[[80, 120]]] * 3, dtype=torch.uint8)
+        plain = Sample(image, torch.zeros(0, 1, 2).byte(), torch.zeros(0).long())
+        flat = Colour(brightness=0, contrast=0.9, saturation=0)(plain, rng(1)).image.float()
+        assert abs(float(flat.mean()) - 100) < 1
+        assert float(flat[0, 0, 1] - flat[0, 0, 0]) != 40
+        red = Sample(torch.tensor([150, 100, 50], dtype=torch.uint8)[:, None, None], plain.masks[..., :1], plain.labels)
+        changed = Colour(brightness=0, contrast=0, saturation=0.9)(red, rng(1)).image.flatten().tolist()
+        assert changed[1] == 100
+        assert changed[0] - 100 == 100 - changed[2] != 50
+
+    def test_values_do_not_wrap(self):
+        extremes = Sample(noisy().image // 255 * 255, noisy().masks, noisy().labels)
+        for seed in range(10):
+            changed = Colour(brightness=0.9, contrast=0.9, saturation=0.9)(extremes, rng(seed)).image
+            assert (changed[:, extremes.image.sum(0) == 0].float().mean() < 128).all()
+
+
+class TestResize:
+    def test_same_size_is_nothing(self):
+        sample = noisy()
+        assert resize(sample, sample.size) is sample
+
+    @pytest.mark.parametrize("factor", [2, 3])
+    def test_masks_by_whole_factors(self, factor):
+        sample = noisy()
+        larger = resize(sample, (48 * factor, 60 * factor))
+        assert torch.equal(larger.masks, sample.masks.repeat_interleave(factor, 1).repeat_interleave(factor, 2))
+        assert torch.equal(resize(Sample(larger.image, larger.masks, larger.labels), (48, 60)).masks, sample.masks)
+
+    def test_smaller_images_are_averages(self):
+        stripes = torch.tensor([0, 200], dtype=torch.uint8).repeat(32).expand(3, 64, 64)
+        small = resize(Sample(stripes, torch.zeros(0, 64, 64).byte(), torch.zeros(0).long()), (16, 16)).image
+        assert (small[:, :, 2:-2].float() - 100).abs().max() <= 8
+
+
+class TestAugment:
+    def test_no_steps_only_drops_the_empty(self):
+        sample = painted()
+        sample.masks[0] = 0
+        kept = augment(sample, [], rng())
+        assert kept.labels.tolist() == [3]
+        assert torch.equal(kept.masks[0], sample.masks[1])
+        assert kept.image is sample.image
+
+    def test_steps_are_applied_in_order(self):
+        steps = [Crop(range=(0.5, 0.7)), ShortSide(range=(30, 50), longest=99), Flip(p=0.5)]
+        generator, expected = rng(3), painted()
+        for step in steps:
+            expected = step(expected, generator)
+        assert equal(augment(painted(), steps, rng(3)), expected.without_empty())
+
+
+def _white(height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    ones = torch.ones(1, height, width, dtype=torch.uint8)
+    return ones.expand(3, height, width) * 255, ones, torch.tensor([0])
+
+
+INF, NAN = float("inf"), float("nan")
+WRONG = [
+    (ShortSide, {"range": (50, 40)}),
+    (ShortSide, {"range": (0, 40)}),
+    (ShortSide, {"range": (-5, 40)}),
+    (ShortSide, {"range": (40.5, 50)}),
+    (ShortSide, {"range": (40, 50, 60)}),
+    (ShortSide, {"range": 40}),
+    (ShortSide, {"longest": 0}),
+    (Flip, {"p": 1.1}),
+    (Flip, {"p": -0.1}),
+    (Flip, {"p": NAN}),
+    (Flip, {"axis": "diagonal"}),
+    (Transpose, {"p": 2}),
+    (Crop, {"range": (0.9, 0.5)}),
+    (Crop, {"range": (0, 0.5)}),
+    (Crop, {"range": (0.5, 1.5)}),
+    (Crop, {"range": (NAN, 1)}),
+    (Crop, {"p": 1.5}),
+    (ScaleJitter, {"range": (2, 1)}),
+    (ScaleJitter, {"range": (0, 1)}),
+    (ScaleJitter, {"range": (-1, 1)}),
+    (ScaleJitter, {"range": (0.5, INF)}),
+    (ScaleJitter, {"range": (0.5, NAN)}),
+    (ScaleJitter, {"size": 0}),
+    (Colour, {"brightness": 1}),
+    (Colour, {"contrast": -0.1}),
+    (Colour, {"saturation": NAN}),
+    (Flip, {"probability": 0.5}),
+    (Flip, {"op": "crop"}),
+]
+
+
+class TestSettings:
+    @pytest.mark.parametrize("kind, settings", WRONG, ids=lambda value: str(getattr(value, "__name__", value)))
+    def test_wrong_ones_are_refused(self, kind, settings):
+        with pytest.raises(ValidationError):
+            kind(**settings)
+
+    def test_unknown_names_are_refused(self):
+        with pytest.raises(ValidationError, match="rotate"):
+            TypeAdapter(AnyAugmentation).validate_python({"op": "rotate"})
+
+    def test_they_cannot_be_changed_later(self):
+        with pytest.raises(ValidationError, match="frozen"):
+            Flip().p = 1

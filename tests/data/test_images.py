@@ -1,0 +1,333 @@
+"""Images from strangers: every mode and orientation, and files that are broken or hostile."""
+
+import struct
+import warnings
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from coco_files import assert_one_sentence
+from PIL import ExifTags, Image
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
+
+from uniquery.data.images import (
+    MOST_PIXELS,
+    SUFFIXES,
+    check_image_root,
+    image_size,
+    inside_root,
+    is_file,
+    read_image,
+)
+from uniquery.errors import DataError
+
+LOSSLESS = ("png", "tif", "bmp", "ppm", "gif")
+
+
+def noise(height: int = 12, width: int = 20, channels: int = 3) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (height, width, channels), dtype=np.uint8)
+
+
+def blocks() -> np.ndarray:
+    """(48, 64, 3): four corners of different brightness, in blocks that survive JPEG."""
+    corners = np.array([[0, 80], [160, 240]], np.uint8)
+    return np.repeat(np.repeat(corners, 24, 0), 32, 1)[..., None].repeat(3, 2)
+
+
+def stored(upright: np.ndarray, orientation: int) -> np.ndarray:
+    """The pixels as a camera stores them: by EXIF's own words for where row 0 and column 0 belong."""
+    return {
+        1: upright,
+        2: upright[:, ::-1],
+        3: upright[::-1, ::-1],
+        4: upright[::-1],
+        5: upright.swapaxes(0, 1),
+        6: upright[:, ::-1].swapaxes(0, 1),  # row 0 is the right side, column 0 the top
+        7: upright[::-1, ::-1].swapaxes(0, 1),
+        8: upright[::-1].swapaxes(0, 1),
+    }[orientation]
+
+
+def save_turned(path: Path, upright: np.ndarray, orientation: int) -> None:
+    image = Image.fromarray(np.ascontiguousarray(stored(upright, orientation)))
+    if path.suffix == ".tif":
+        tags = ImageFileDirectory_v2()
+        tags[ExifTags.Base.Orientation] = orientation
+        image.save(path, tiffinfo=tags)
+    else:
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = orientation
+        image.save(path, exif=exif, **({"lossless": True} if path.suffix == ".webp" else {}))
+
+
+def png(width: int, height: int, data: bytes = b"\0" * 10) -> bytes:
+    """A PNG file that claims a size, whatever data it holds."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
+    )
+
+
+class TestOrientation:
+    @pytest.mark.parametrize("orientation", range(1, 9))
+    @pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif"])
+    def test_is_applied_to_pixels_and_size(self, tmp_path, suffix, orientation):
+        path = tmp_path / f"a.{suffix}"
+        save_turned(path, blocks(), orientation)
+        image = read_image(path)
+        assert image.shape == (48, 64, 3)
+        assert np.abs(image.astype(int) - blocks()).mean() < (3 if suffix == "jpg" else 0.01)
+        assert image_size(path) == (48, 64)
+
+    @pytest.mark.parametrize("orientation", [0, 9, 77])
+    def test_an_unknown_one_is_ignored(self, tmp_path, orientation):
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = orientation
+        Image.fromarray(noise()).save(tmp_path / "a.png", exif=exif)
+        assert np.array_equal(read_image(tmp_path / "a.png"), noise())
+        assert image_size(tmp_path / "a.png") == (12, 20)
+
+    @pytest.mark.parametrize("exif", [b"garbage", b"II*\0\xff\xff\xff\x7f", b"MM\0*\0\0\0\x08\0\x05\x01\x12", b""])
+    def test_broken_exif_does_not_make_an_image_unreadable(self, tmp_path, exif):
+        Image.fromarray(blocks()).save(tmp_path / "a.jpg", exif=b"Exif\0\0" + exif)
+        assert read_image(tmp_path / "a.jpg").shape == (48, 64, 3)
+        assert image_size(tmp_path / "a.jpg") == (48, 64)
+
+    @pytest.mark.parametrize("depth", ["gray", "16 bit", "palette"])
+    def test_also_of_other_modes(self, tmp_path, depth):
+        upright = noise()[..., 0].astype(np.uint16) * 257 if depth == "16 bit" else noise()[..., 0]
+        image = Image.fromarray(np.ascontiguousarray(stored(upright, 6)))
+        if depth == "palette":
+            image.putpalette([value for i in range(256) for value in (i, i, i)])
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = 6
+        image.save(tmp_path / "a.png", exif=exif)
+        assert np.array_equal(read_image(tmp_path / "a.png"), noise()[..., :1].repeat(3, 2))
+
+
+class TestModes:
+    @pytest.mark.parametrize("suffix", LOSSLESS[:4])
+    def test_rgb(self, tmp_path, suffix):
+        Image.fromarray(noise()).save(tmp_path / f"a.{suffix}")
+        image = read_image(tmp_path / f"a.{suffix}")
+        assert image.dtype == np.uint8
+        assert np.array_equal(image, noise())
+
+    @pytest.mark.parametrize("suffix", [*LOSSLESS, "pgm"])
+    def test_gray(self, tmp_path, suffix):
+        gray = noise()[..., 0]
+        Image.fromarray(gray).save(tmp_path / f"a.{suffix}")
+        assert np.array_equal(read_image(tmp_path / f"a.{suffix}"), gray[..., None].repeat(3, 2))
+
+    @pytest.mark.parametrize("suffix", ["png", "tif", "bmp"])
+    def test_one_bit(self, tmp_path, suffix):
+        bits = noise()[..., 0] > 127
+        Image.fromarray(bits).convert("1").save(tmp_path / f"a.{suffix}")
+        assert np.array_equal(read_image(tmp_path / f"a.{suffix}"), (bits * np.uint8(255))[..., None].repeat(3, 2))
+
+    def palette(self) -> tuple[Image.Image, np.ndarray]:
+        indices, colours = noise()[..., 0] % 4, noise(4, 3)[..., 0]
+        image = Image.frombytes("P", indices.shape[::-1], indices.tobytes())
+        image.putpalette(colours.ravel().tolist())
+        return image, colours[indices]
+
+    @pytest.mark.parametrize("suffix", ["png", "tif", "gif", "bmp"])
+    def test_palette(self, tmp_path, suffix):
+        image, colours = self.palette()
+        image.save(tmp_path / f"a.{suffix}")
+        assert np.array_equal(read_image(tmp_path / f"a.{suffix}"), colours)
+
+    @pytest.mark.parametrize("transparency", [1, bytes([0, 128, 255, 7])])
+    def test_palette_with_transparency_keeps_its_colours(self, tmp_path, transparency):
+        image, colours = self.palette()
+        image.save(tmp_path / "a.png", transparency=transparency)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert np.array_equal(read_image(tmp_path / "a.png"), colours)
+
+    @pytest.mark.parametrize("suffix", ["png", "tif", "webp"])
+    def test_rgba_drops_alpha(self, tmp_path, suffix):
+        rgba = noise(channels=4)
+        more = {"lossless": True, "exact": True} if suffix == "webp" else {}
+        Image.fromarray(rgba).save(tmp_path / f"a.{suffix}", **more)
+        assert np.array_equal(read_image(tmp_path / f"a.{suffix}"), rgba[..., :3])
+
+    def test_gray_with_alpha_drops_alpha(self, tmp_path):
+        both = noise(channels=2)
+        Image.fromarray(both).save(tmp_path / "a.png")
+        assert Image.open(tmp_path / "a.png").mode == "LA"
+        assert np.array_equal(read_image(tmp_path / "a.png"), both[..., :1].repeat(3, 2))
+
+    @pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
+    def test_sixteen_bits_are_scaled(self, tmp_path, suffix):
+        gray = noise()[..., 0]
+        Image.fromarray(gray.astype(np.uint16) * 257).save(tmp_path / f"a.{suffix}")
+        assert np.array_equal(read_image(tmp_path / f"a.{suffix}"), gray[..., None].repeat(3, 2))
+
+    def test_sixteen_bits_are_rounded_at_both_ends(self, tmp_path):
+        values = np.array([[0, 128, 129, 65534, 65535]], np.uint16)
+        Image.fromarray(values).save(tmp_path / "a.png")
+        assert read_image(tmp_path / "a.png")[0, :, 0].tolist() == [0, 0, 1, 255, 255]
+
+    def test_eight_bits_in_a_larger_container_stay(self, tmp_path):
+        gray = noise()[..., 0]
+        for kind in (np.uint16, np.int32):
+            Image.fromarray(gray.astype(kind)).save(tmp_path / "a.tif")
+            assert np.array_equal(read_image(tmp_path / "a.tif"), gray[..., None].repeat(3, 2))
+
+    def test_cmyk(self, tmp_path):
+        cmyk = np.zeros((2, 5, 4), np.uint8)
+        for column, channel in enumerate(range(4), start=1):
+            cmyk[:, column, channel] = 255
+        Image.frombytes("CMYK", (5, 2), cmyk.tobytes()).save(tmp_path / "a.tif")
+        colours = read_image(tmp_path / "a.tif")[0].tolist()
+        assert colours == [[255] * 3, [0, 255, 255], [255, 0, 255], [255, 255, 0], [0, 0, 0]]
+        Image.new("CMYK", (16, 16), (255, 0, 0, 0)).save(tmp_path / "a.jpg")
+        assert np.abs(read_image(tmp_path / "a.jpg").astype(int) - [0, 255, 255]).max() < 4
+
+    def test_animations_give_their_first_picture(self, tmp_path):
+        first, second = (Image.new("L", (8, 6), value) for value in (10, 200))
+        first.save(tmp_path / "a.gif", save_all=True, append_images=[second])
+        assert (read_image(tmp_path / "a.gif") == 10).all()
+
+    def test_one_pixel(self, tmp_path):
+        Image.new("RGB", (1, 1), (1, 2, 3)).save(tmp_path / "a.png")
+        assert read_image(tmp_path / "a.png").tolist() == [[[1, 2, 3]]]
+
+    def test_every_known_suffix_can_be_read(self, tmp_path):
+        for suffix in SUFFIXES:
+            path = tmp_path / f"a{suffix}"
+            Image.fromarray(noise()[..., 0]).save(path)
+            assert read_image(path).shape == (12, 20, 3)
+            assert image_size(path) == (12, 20)
+
+
+class TestBrokenFiles:
+    def both(self, path: Path) -> list[str]:
+        messages = []
+        for function in (read_image, image_size):
+            with pytest.raises(DataError) as caught:
+                function(path)
+            assert_one_sentence(caught.value)
+            assert str(path) in str(caught.value)
+            messages.append(str(caught.value))
+        return messages
+
+    def test_missing(self, tmp_path):
+        assert all("not found" in message for message in self.both(tmp_path / "a.png"))
+
+    @pytest.mark.parametrize("content", [b"", b"\0", b"not an image", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"BM"])
+    def test_not_an_image(self, tmp_path, content):
+        (tmp_path / "a.png").write_bytes(content)
+        assert all("not a readable image" in message for message in self.both(tmp_path / "a.png"))
+
+    def test_a_folder(self, tmp_path):
+        (tmp_path / "a.png").mkdir()
+        self.both(tmp_path / "a.png")
+
+    def test_below_a_file(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        self.both(tmp_path / "file" / "a.png")
+
+    def test_no_permission(self, tmp_path, monkeypatch):
+        def refuse(*_args, **_more):
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(Image, "open", refuse)
+        assert all("Permission denied" in message for message in self.both(tmp_path / "a.png"))
+
+    @pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "bmp", "webp"])
+    def test_cut_off(self, tmp_path, suffix):
+        path = tmp_path / f"a.{suffix}"
+        Image.fromarray(noise(64, 64)).save(path)
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        with pytest.raises(DataError, match="not a readable image") as caught:
+            read_image(path)
+        assert_one_sentence(caught.value)
+
+    def test_the_size_comes_from_the_header_alone(self, tmp_path):
+        for suffix in ("jpg", "png"):
+            path = tmp_path / f"a.{suffix}"
+            Image.fromarray(noise(64, 80)).save(path)
+            path.write_bytes(path.read_bytes()[: path.stat().st_size * 3 // 4])
+            assert image_size(path) == (64, 80)
+
+    @pytest.mark.parametrize("width, height", [(10**5, 10**5), (2**31 - 1, 1), (MOST_PIXELS + 1, 1), (2**31 - 1, 2**31 - 1)])
+    def test_absurd_sizes_are_refused(self, tmp_path, width, height):
+        (tmp_path / "a.png").write_bytes(png(width, height))
+        assert all("claims to have more than 178,956,970 pixels" in message for message in self.both(tmp_path / "a.png"))
+
+    def test_no_size_at_all(self, tmp_path):
+        for width, height in ((0, 5), (5, 0)):
+            (tmp_path / "a.png").write_bytes(png(width, height))
+            self.both(tmp_path / "a.png")
+
+    def test_large_images_do_not_warn(self, tmp_path):
+        (tmp_path / "a.png").write_bytes(png(10**4, 10**4))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert image_size(tmp_path / "a.png") == (10**4, 10**4)
+
+    @pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "bmp", "webp", "gif"])
+    def test_random_damage_gives_an_image_or_one_sentence(self, tmp_path, suffix):
+        path = tmp_path / f"a.{suffix}"
+        Image.fromarray(noise()).save(path)
+        whole, rng, refused = path.read_bytes(), np.random.default_rng(0), 0
+        for _ in range(40):
+            damaged = bytearray(whole[: int(rng.integers(len(whole) // 4, len(whole) + 1))])
+            for _ in range(int(rng.integers(1, 6))):
+                damaged[int(rng.integers(len(damaged)))] = int(rng.integers(256))
+            path.write_bytes(damaged)
+            try:
+                assert read_image(path).shape[2] == 3
+                assert len(image_size(path)) == 2
+            except DataError as error:
+                refused += 1
+                assert_one_sentence(error)
+        assert refused > 5
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        "name, relative",
+        [
+            ("a.png", "a.png"),
+            ("sub/a.png", "sub/a.png"),
+            ("./a.png", "a.png"),
+            ("sub/../a.png", "a.png"),
+            ("sub//a.png", "sub/a.png"),
+            ("..a.png", "..a.png"),
+            (".../a.png", ".../a.png"),
+            ("Größe 1.png", "Größe 1.png"),
+        ],
+    )
+    def test_inside(self, name, relative):
+        assert inside_root(Path("/data"), name) == Path("/data") / relative
+
+    @pytest.mark.parametrize(
+        "name",
+        ["", ".", "./", "..", "../a.png", "sub/../../a.png", "sub/..", "/etc/passwd", "//a.png", "a\0.png", "\0"],
+    )
+    def test_not_inside(self, name):
+        with pytest.raises(DataError, match="is not inside the image folder /data") as caught:
+            inside_root(Path("/data"), name)
+        assert_one_sentence(caught.value)
+
+    def test_names_that_the_system_refuses_are_no_files(self, tmp_path):
+        (tmp_path / "a").write_text("")
+        assert is_file(tmp_path / "a")
+        assert not is_file(tmp_path)
+        assert not is_file(tmp_path / ("a" * 300))
+        assert not is_file(tmp_path / "a" / "b")
+
+    def test_image_root(self, tmp_path):
+        check_image_root(tmp_path)
+        (tmp_path / "file").write_text("")
+        for root in (tmp_path / "nowhere", tmp_path / "file", tmp_path / ("a" * 300)):
+            with pytest.raises(DataError, match="Image folder not found"):
+                check_image_root(root)

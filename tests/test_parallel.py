@@ -1,0 +1,38 @@
+import pytest
+import torch
+
+from processes import means_and_gradients, run_in_processes, whole_batch
+from uniquery.parallel import mean_over_processes
+
+
+def test_alone_everything_is_its_own_mean():
+    value = torch.tensor([1.0, 2.0], requires_grad=True)
+    mean = mean_over_processes(value)
+    assert mean.tolist() == [1, 2]
+    assert not mean.requires_grad
+    mean += 1
+    assert value.tolist() == [1, 2]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    return run_in_processes(means_and_gradients, 2, tmp_path_factory.mktemp("processes"))
+
+
+@pytest.mark.distributed
+def test_the_mean_is_the_same_in_both_processes(results):
+    for rank, result in enumerate(results):
+        assert result["mean"].tolist() == [2, 10]
+        assert not result["requires_grad"]
+        assert result["own"].tolist() == [1 + 2 * rank, 10]
+
+
+@pytest.mark.distributed
+def test_two_halves_learn_like_the_whole(results):
+    """One half holds four instances and the other five, so their own normalisers would not do."""
+    whole = whole_batch()
+    for name, loss in whole["losses"].items():
+        torch.testing.assert_close((results[0]["losses"][name] + results[1]["losses"][name]) / 2, loss)
+    for name, gradient in whole["gradients"].items():
+        for result in results:
+            torch.testing.assert_close(result["gradients"][name], gradient, msg=lambda m, name=name: f"{name}: {m}")

@@ -1,6 +1,7 @@
 """A small, sound COCO set on disk, for tests that read it, and for tests that break it first."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 from PIL import Image
 
 from uniquery import rle
+from uniquery.data.coco import CocoData
 
 Content = dict[str, Any]
 
@@ -87,6 +89,14 @@ def write_set(folder: Path, content: Content | None = None) -> tuple[Path, Path]
     """The json and the image folder."""
     content = sound() if content is None else content
     return write_json(folder, content), write_images(folder, content)
+
+
+def changed_set(tmp_path: Path, change: Callable[[Content], Any], **options: Any) -> CocoData:
+    """The sound set with its json changed, but not its images."""
+    content = sound()
+    images = write_images(tmp_path, content)
+    change(content)
+    return CocoData(write_json(tmp_path, content), images, **options)
 
 
 def assert_one_sentence(error: BaseException | str) -> None:

@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 
 import pytest
-from coco_files import assert_one_sentence
 
+from coco_files import assert_one_sentence
 from uniquery import files
 from uniquery.errors import CheckpointError, ConfigError, DataError, UserError, did_you_mean
 from uniquery.files import folder_replaced, make_folder, recover_folder, write_atomically
@@ -21,7 +21,7 @@ def refuse(*_args, **_more):
 
 
 class TestWriteAtomically:
-    @pytest.mark.parametrize("content, data", [("Größe\n", "Größe\n".encode()), (b"\0\xff", b"\0\xff"), ("", b"")])
+    @pytest.mark.parametrize(("content", "data"), [("Größe\n", "Größe\n".encode()), (b"\0\xff", b"\0\xff"), ("", b"")])
     def test_writes_text_and_bytes(self, tmp_path, content, data):
         write_atomically(tmp_path / "a.txt", content)
         assert (tmp_path / "a.txt").read_bytes() == data
@@ -115,9 +115,13 @@ class TestFolderReplaced:
 
     @pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), UserError("Something else is wrong.")])
     def test_an_error_in_the_block_keeps_the_old_folder(self, old, error):
-        with pytest.raises(type(error)) as caught, folder_replaced(old) as temporary:
-            (temporary / "model").write_text("new")
-            raise error
+        def write() -> None:
+            with folder_replaced(old) as temporary:
+                (temporary / "model").write_text("new")
+                raise error
+
+        with pytest.raises(type(error)) as caught:
+            write()
         assert caught.value is error
         assert (old / "model").read_text() == "old"
         assert names(old.parent) == ["last"]
@@ -197,7 +201,7 @@ class TestErrors:
         assert all(issubclass(kind, UserError) for kind in (ConfigError, DataError, CheckpointError))
 
     @pytest.mark.parametrize(
-        "word, known, suggestion",
+        ("word", "known", "suggestion"),
         [
             ("cel", ["debris", "cell"], " Did you mean 'cell'?"),
             ("CELL", ["debris", "cell"], " Did you mean 'cell'?"),

@@ -1,14 +1,17 @@
 """Run lengths against pycocotools, and segmentations that are not what they should be."""
 
+import re
 import time
 from typing import Any
 
 import numpy as np
 import pytest
-from coco_files import ring, runs
 from pycocotools import mask as reference
 
+from coco_files import ring, runs
 from uniquery import rle
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools
 
 
 def random_masks(count: int = 40) -> list[np.ndarray]:
@@ -31,7 +34,10 @@ class TestRoundTrip:
     @pytest.mark.parametrize("mask", random_masks())
     def test_encode_and_decode(self, mask):
         encoded = rle.encode(mask)
-        assert encoded == {"size": list(mask.shape), "counts": reference.encode(np.asfortranarray(mask))["counts"].decode()}
+        assert encoded == {
+            "size": list(mask.shape),
+            "counts": reference.encode(np.asfortranarray(mask))["counts"].decode(),
+        }
         assert np.array_equal(rle.decode(encoded), mask)
         assert rle.decode(encoded).dtype == np.uint8
 
@@ -63,7 +69,9 @@ class TestFromSegmentation:
         outer, inner = [0, 0, 10, 0, 10, 10, 0, 10], [2, 2, 5, 2, 5, 5, 2, 5]
         assert rle.from_segmentation([outer, inner], 12, 12) == rle.from_segmentation([outer], 12, 12)
         both = rle.from_segmentation([inner, [20, 20, 25, 20, 25, 25]], 30, 30)
-        assert rle.area(both) == sum(rle.area(rle.from_polygons([p], 30, 30)) for p in (inner, [20, 20, 25, 20, 25, 25]))
+        assert rle.area(both) == sum(
+            rle.area(rle.from_polygons([p], 30, 30)) for p in (inner, [20, 20, 25, 20, 25, 25])
+        )
 
     @pytest.mark.parametrize("mask", random_masks(10))
     def test_run_lengths_compressed_or_not(self, mask):
@@ -90,9 +98,9 @@ class TestFromSegmentation:
 
     @pytest.mark.parametrize("far", [1e6, 1e12, 1e300, -1e300, 10**30])
     def test_coordinates_from_far_away_cost_nothing(self, far):
-        start = time.perf_counter()
+        start = time.process_time()
         mask = rle.decode(rle.from_segmentation([[5, 5, far, 5, far, far]], 50, 50))
-        assert time.perf_counter() - start < 0.5
+        assert time.process_time() - start < 1
         near = 1000 if far > 0 else -1000
         assert np.array_equal(mask, annotation_mask([[5, 5, near, 5, near, near]], 50, 50))
 
@@ -148,13 +156,12 @@ WRONG = {
 
 
 class TestWrong:
-    @pytest.mark.parametrize("segmentation, says", WRONG.values(), ids=WRONG.keys())
+    @pytest.mark.parametrize(("segmentation", "says"), WRONG.values(), ids=WRONG.keys())
     def test_is_told_as_part_of_a_sentence(self, segmentation, says):
-        start = time.perf_counter()
-        with pytest.raises(ValueError, match=".") as caught:
+        start = time.process_time()
+        with pytest.raises(ValueError, match=re.escape(says)) as caught:
             rle.from_segmentation(segmentation, 5, 5)
-        assert time.perf_counter() - start < 0.5
-        assert says in str(caught.value)
+        assert time.process_time() - start < 1
         assert len(str(caught.value)) < 200
         assert "\n" not in str(caught.value)
         assert not str(caught.value).endswith(".")

@@ -57,13 +57,14 @@ def test_indexing_filters_every_field(structure, index):
 @pytest.mark.parametrize("index", INDICES, ids=["flags", "numbers", "none", "slice"])
 def test_indexing_targets_keeps_what_is_of_the_image(index):
     valid = torch.rand(4, 6) > 0.5
-    targets = Targets(torch.arange(5), torch.rand(5, 4), torch.rand(5, 4, 6) > 0.5, image_id=7, valid=valid)
+    targets = Targets(torch.arange(5), torch.rand(5, 4), torch.rand(5, 4, 6) > 0.5, 7, valid, torch.rand(5) > 0.5)
     chosen = targets[index]
-    for name in ("labels", "boxes", "masks"):
+    for name in ("labels", "boxes", "masks", "things"):
         assert torch.equal(getattr(chosen, name), getattr(targets, name)[index])
     assert chosen.image_id == 7
     assert chosen.valid is valid
     assert len(chosen) == len(chosen.labels)
+    assert replace(targets, things=None)[index].things is None
 
 
 def test_structures_move_with_all_they_hold():

@@ -65,6 +65,7 @@ class Targets(_Moves):
         masks: (K, H, W) bool, padded like the batch.
         image_id: the image's id in its data set.
         valid: (H, W) bool, where masks are known; None means everywhere.
+        things: (K,) bool, false for stuff; None means that all are things.
     """
 
     labels: Tensor
@@ -72,9 +73,11 @@ class Targets(_Moves):
     masks: Tensor
     image_id: int = -1
     valid: Tensor | None = None
+    things: Tensor | None = None
 
     def __getitem__(self, index: Tensor | slice) -> Targets:
-        return replace(self, labels=self.labels[index], boxes=self.boxes[index], masks=self.masks[index])
+        things = None if self.things is None else self.things[index]
+        return replace(self, labels=self.labels[index], boxes=self.boxes[index], masks=self.masks[index], things=things)
 
     def __len__(self) -> int:
         return len(self.labels)

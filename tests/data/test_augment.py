@@ -1,16 +1,13 @@
 """Augmentations: image and masks stay together, draws follow the generator, settings are checked."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
-from torch import Tensor
 
+from samples import equal, noisy, painted, rng, white
 from uniquery.data.augment import (
     AnyAugmentation,
-    Augmentation,
     Colour,
     Crop,
     Flip,
@@ -22,112 +19,6 @@ from uniquery.data.augment import (
     crop,
     resize,
 )
-
-STEPS: dict[str, Augmentation] = {
-    "short side, smaller": ShortSide(range=(20, 40), longest=64),
-    "short side, larger": ShortSide(range=(60, 90), longest=200),
-    "flip": Flip(p=1),
-    "flip, vertical": Flip(p=1, axis="vertical"),
-    "transpose": Transpose(p=1),
-    "crop": Crop(range=(0.4, 0.9)),
-    "scale jitter, smaller": ScaleJitter(range=(0.3, 0.9), size=48),
-    "scale jitter, larger": ScaleJitter(range=(1.0, 2.0), size=48),
-    "scale jitter, both": ScaleJitter(range=(0.2, 3.0), size=40),
-    "colour": Colour(brightness=0.1, contrast=0.1, saturation=0.5),
-}
-every_step = pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
-
-
-def rng(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
-
-
-def painted(height: int = 48, width: int = 60) -> Sample:
-    """Two things, painted as their masks: channel k is 255 where mask k is, with labels 5 and 3."""
-    masks = torch.zeros(2, height, width, dtype=torch.uint8)
-    masks[0, 4:24, 6:36] = 1
-    masks[1, 20:44, 30:50] = 1
-    image = torch.cat([masks * 255, torch.zeros_like(masks[:1])])
-    return Sample(image, masks, torch.tensor([5, 3]))
-
-
-def noisy(height: int = 48, width: int = 60) -> Sample:
-    """Every pixel has its own colour, so that a moved pixel is seen."""
-    image = torch.from_numpy(rng().integers(0, 256, (3, height, width), dtype=np.uint8))
-    return Sample(image, (image[:2] > 127).to(torch.uint8), torch.tensor([0, 1]))
-
-
-def without_instances(height: int = 48, width: int = 60) -> Sample:
-    sample = noisy(height, width)
-    return Sample(sample.image, sample.masks[:0], sample.labels[:0])
-
-
-def equal(a: Sample, b: Sample) -> bool:
-    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("image", "masks", "labels"))
-
-
-def one_pixel_border(masks: Tensor) -> Tensor:
-    """Where a mask changes within two pixels: there an antialiased image may be gray."""
-    padded = torch.nn.functional.pad(masks.float(), (2, 2, 2, 2), mode="replicate")
-    high = torch.nn.functional.max_pool2d(padded, 5, 1)
-    low = -torch.nn.functional.max_pool2d(-padded, 5, 1)
-    return high != low
-
-
-class TestEveryStep:
-    @every_step
-    @pytest.mark.parametrize("seed", range(6))
-    def test_image_and_masks_stay_together(self, step, seed):
-        changed = step(painted(), rng(seed))
-        inside = ~one_pixel_border(changed.masks)
-        assert inside.float().mean() > 0.3
-        assert torch.equal((changed.image[:2] > 127)[inside], changed.masks.bool()[inside])
-        assert changed.masks.shape[1:] == changed.image.shape[1:]
-
-    @every_step
-    def test_types_and_labels_are_kept(self, step):
-        changed = step(painted(), rng())
-        assert changed.image.dtype == changed.masks.dtype == torch.uint8
-        assert changed.labels.tolist() == [5, 3]
-        assert set(changed.masks.unique().tolist()) <= {0, 1}
-
-    @every_step
-    def test_the_generator_decides_everything(self, step):
-        assert all(equal(step(noisy(), rng(seed)), step(noisy(), rng(seed))) for seed in range(4))
-
-    @every_step
-    def test_other_generators_decide_otherwise(self, step):
-        if isinstance(step, Flip | Transpose):
-            step = step.model_copy(update={"p": 0.5})
-        first, *others = [step(noisy(), rng(seed)) for seed in range(8)]
-        assert not all(equal(first, other) for other in others)
-
-    @every_step
-    def test_the_sample_itself_is_not_changed(self, step):
-        sample, before = noisy(), noisy()
-        step(sample, rng())
-        assert equal(sample, before)
-
-    @every_step
-    def test_without_instances(self, step):
-        changed = augment(without_instances(), [step], rng())
-        assert changed.masks.shape == (0, *changed.size)
-        assert changed.labels.shape == (0,)
-        assert torch.equal(changed.image, step(noisy(), rng()).image)
-
-    @every_step
-    @pytest.mark.parametrize("size", [(1, 1), (1, 50), (50, 1)])
-    def test_smallest_images(self, step, size):
-        sample = Sample(torch.full((3, *size), 9, dtype=torch.uint8), torch.ones(1, *size).byte(), torch.tensor([0]))
-        changed = step(sample, rng())
-        assert min(changed.size) >= 1
-        assert changed.masks.shape[1:] == changed.image.shape[1:]
-
-    @every_step
-    def test_as_configured_by_name(self, step):
-        adapter: TypeAdapter[Any] = TypeAdapter(AnyAugmentation)
-        assert adapter.validate_python(step.model_dump()) == step
-        assert adapter.validate_json(step.model_dump_json()) == step
 
 
 class TestShortSide:
@@ -163,7 +54,7 @@ class TestFlipAndTranspose:
     def test_how_often(self, kind):
         def share(p: float) -> float:
             generator = rng()
-            return float(np.mean([not equal(kind(p=p)(noisy(4, 4), generator), noisy(4, 4)) for _ in range(400)]))
+            return float(np.mean([not equal(kind(p=p)(noisy(4, 4), generator), noisy(4, 4)) for _ in range(300)]))
 
         assert share(0) == 0
         assert share(1) == 1
@@ -221,20 +112,20 @@ class TestScaleJitter:
         assert {step(noisy(*size), rng(seed)).size for seed in range(30)} == {(64, 64)}
 
     def test_factor_one_fits(self):
-        changed = ScaleJitter(range=(1, 1), size=64)(Sample(*_white(32, 48)), rng())
+        changed = ScaleJitter(range=(1, 1), size=64)(Sample(*white(32, 48)), rng())
         assert (changed.masks[0, :43] == 1).all()  # 64 · 32 / 48
         assert (changed.masks[0, 43:] == 0).all()
         assert (changed.image[:, 43:] == 0).all()
 
     def test_range_of_factors(self):
         step = ScaleJitter(range=(0.25, 0.75), size=64)
-        sides = [int(step(Sample(*_white(20, 20)), rng(seed)).masks[0, 0].sum()) for seed in range(80)]
+        sides = [int(step(Sample(*white(20, 20)), rng(seed)).masks[0, 0].sum()) for seed in range(80)]
         assert min(sides) >= 16
         assert max(sides) <= 48
         assert max(sides) - min(sides) > 28
 
     def test_padding_is_right_and_below(self):
-        changed = ScaleJitter(range=(0.5, 0.5), size=64)(Sample(*_white(20, 20)), rng())
+        changed = ScaleJitter(range=(0.5, 0.5), size=64)(Sample(*white(20, 20)), rng())
         assert changed.masks[0].nonzero().max(0).values.tolist() == [31, 31]
         assert int(changed.masks.sum()) == 32 * 32
 
@@ -315,11 +206,6 @@ class TestAugment:
         assert equal(augment(painted(), steps, rng(3)), expected.without_empty())
 
 
-def _white(height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    ones = torch.ones(1, height, width, dtype=torch.uint8)
-    return ones.expand(3, height, width) * 255, ones, torch.tensor([0])
-
-
 INF, NAN = float("inf"), float("nan")
 WRONG = [
     (ShortSide, {"range": (50, 40)}),
@@ -354,7 +240,7 @@ WRONG = [
 
 
 class TestSettings:
-    @pytest.mark.parametrize("kind, settings", WRONG, ids=lambda value: str(getattr(value, "__name__", value)))
+    @pytest.mark.parametrize(("kind", "settings"), WRONG, ids=lambda value: str(getattr(value, "__name__", value)))
     def test_wrong_ones_are_refused(self, kind, settings):
         with pytest.raises(ValidationError):
             kind(**settings)

@@ -1,13 +1,13 @@
 """Batches: which samples, from which process, padded how; the same whatever the number of workers."""
 
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import pytest
 import torch
-from coco_files import assert_one_sentence, pixels, sound, write_json, write_set
 from torch.utils.data import DataLoader
 
+from coco_files import assert_one_sentence, pixels, sound, write_json, write_set
 from uniquery.data.augment import Colour, Crop, Flip, Sample, ScaleJitter, ShortSide
 from uniquery.data.batch import (
     PAD_MULTIPLE,
@@ -48,7 +48,8 @@ def same(a: Batch, b: Batch) -> bool:
         and a.images.sizes == b.images.sizes
         and a.original_sizes == b.original_sizes
         and all(
-            s.image_id == t.image_id and all(torch.equal(getattr(s, n), getattr(t, n)) for n in ("labels", "boxes", "masks"))
+            s.image_id == t.image_id
+            and all(torch.equal(getattr(s, n), getattr(t, n)) for n in ("labels", "boxes", "masks"))
             for s, t in targets
         )
     )
@@ -97,7 +98,7 @@ class TestEndlessBatches:
     def test_processes_share_the_sequence(self, ranks):
         parts = [self.keys(7, 2, 8, rank=rank, ranks=ranks) for rank in range(ranks)]
         whole = self.keys(7, 2 * ranks, 8)
-        assert [sum(batches, []) for batches in zip(*parts, strict=True)] == whole
+        assert [[*chain(*batches)] for batches in zip(*parts, strict=True)] == whole
 
     def test_length_and_repetition(self):
         sampler = EndlessBatches(7, 3, 0, first_step=2, last_step=9)
@@ -159,14 +160,14 @@ class TestWorkers:
             loader: DataLoader = DataLoader(items, batch_sampler=keys, num_workers=workers, collate_fn=collate)
             batches = raise_errors(loader)
             assert len(list(islice(batches, 1))) == 1
-            with pytest.raises(DataError, match="b.jpg") as caught:
+            with pytest.raises(DataError, match=r"b\.jpg") as caught:
                 next(batches)
             assert_one_sentence(caught.value)
 
 
 class TestCollate:
     @pytest.mark.parametrize(
-        "sizes, padded",
+        ("sizes", "padded"),
         [
             ([(32, 64)], (32, 64)),
             ([(33, 64)], (64, 64)),

@@ -64,11 +64,13 @@ def inside_root(root: Path, name: str) -> Path:
     """The path of a file named in annotations.
 
     Raises:
-        DataError: the name is empty or absolute, or climbs out of the root.
+        DataError: the name is empty or absolute, climbs out of the root, or holds control characters.
     """
     relative = Path(os.path.normpath(name))
-    if not name or "\0" in name or relative.is_absolute() or relative.parts[:1] in ((), (os.pardir,)):
-        raise DataError(f"File name {name!r} is not inside the image folder {root}: use a name relative to it.")
+    if not name or min(name) < " " or relative.is_absolute() or relative.parts[:1] in ((), (os.pardir,)):
+        raise DataError(
+            f"{name[:80]!r} does not name a file inside the image folder {root}: use a name relative to it."
+        )
     return root / relative
 
 

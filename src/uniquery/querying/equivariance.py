@@ -1,0 +1,95 @@
+"""L_equi (Eq. 6–8): queries and features must follow geometric transformations.
+
+Letters: B images, Q queries, D channels, h × w the map, H × W the padded input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from uniquery.querying.contract import Segmenter
+from uniquery.querying.transforms import Transform
+from uniquery.structures import Images, PixelMap, Queries, Targets
+
+MIN_VISIBLE = 0.1  # share of an instance that a view must still show
+
+
+def view_of(
+    images: Images, targets: Sequence[Targets], transforms: Sequence[Transform]
+) -> tuple[Images, list[Targets]]:
+    """g(I) and g(M), padded like the originals; instances that g leaves almost invisible are dropped."""
+    height, width = images.pixels.shape[-2:]
+    pixels = torch.zeros_like(images.pixels)
+    moved = []
+    for i, (g, target) in enumerate(zip(transforms, targets, strict=True)):
+        pixels[i, :, : g.height, : g.width] = g.on_map(images.pixels[i])
+        masks = g.on_masks(target.masks)
+        before, after = target.masks.flatten(1).sum(1), masks.flatten(1).sum(1)
+        seen = (after > 0) & (after >= MIN_VISIBLE * g.scale**2 * before)
+        padding = (0, width - g.width, 0, height - g.height)
+        valid = None if g.is_exact and padding == (0, 0, 0, 0) else F.pad(g.valid(device=masks.device), padding)
+        boxes = _tight_boxes(masks[seen])
+        moved.append(replace(target[seen], masks=F.pad(masks[seen], padding), boxes=boxes, valid=valid))
+    return Images(pixels, tuple((g.height, g.width) for g in transforms)), moved
+
+
+def warped(pixel_map: PixelMap, transforms: Sequence[Transform]) -> PixelMap:
+    """g(f(I)), padded like f(I)."""
+    height, width = pixel_map.embeddings.shape[-2:]
+    maps = []
+    for embeddings, g in zip(pixel_map.embeddings, transforms, strict=True):
+        moved = g.on_map(embeddings, pixel_map.stride)
+        maps.append(F.pad(moved, (0, width - moved.shape[2], 0, height - moved.shape[1])))
+    return PixelMap(torch.stack(maps), pixel_map.stride)
+
+
+def equivariance_loss(
+    segmenter: Segmenter[Any, Any, Any],
+    view_queries: Queries,
+    view_targets: Sequence[Targets],
+    original: PixelMap,
+    transforms: Sequence[Transform],
+) -> Tensor:
+    """Eq. 8: the queries of g(I), applied to g(f(I)), must give g(M), by the segmenter's own mask loss.
+
+    Gradients reach the queries of the view and the features of the original.
+
+    Args:
+        segmenter: whose similarity and mask loss are used.
+        view_queries: of g(I); `image` counts views.
+        view_targets: g(M).
+        original: f(I).
+        transforms: g of each image.
+    """
+    logits = segmenter.decode(view_queries, warped(original, transforms))
+    return segmenter.mask_loss(logits, view_queries, view_targets)
+
+
+def feature_equivariance(view: PixelMap, original: PixelMap, transforms: Sequence[Transform]) -> Tensor:
+    """Eq. 6: mean squared difference of f(g(I)) and g(f(I)) over valid pixels; gradients on both sides."""
+    total = view.embeddings.new_zeros((), dtype=torch.float32)
+    count = 0
+    for seen, embeddings, g in zip(view.embeddings, original.embeddings, transforms, strict=True):
+        moved = g.on_map(embeddings, view.stride).float()
+        here = seen[:, : moved.shape[1], : moved.shape[2]].float()
+        valid = g.valid(view.stride, seen.device)
+        total = total + ((here - moved).square() * valid).sum()
+        count += len(seen) * valid.sum()
+    return total / count
+
+
+def _tight_boxes(masks: Tensor) -> Tensor:
+    """(K, 4) x0 y0 x1 y1 of non-empty masks, the far edge exclusive."""
+    height, width = masks.shape[1:]
+    xs, ys = torch.arange(width, device=masks.device), torch.arange(height, device=masks.device)
+    columns, rows = masks.any(1), masks.any(2)
+    far = max(height, width)
+    low = [torch.where(flags, axis, far).amin(1) for flags, axis in ((columns, xs), (rows, ys))]
+    high = [torch.where(flags, axis + 1, 0).amax(1) for flags, axis in ((columns, xs), (rows, ys))]
+    return torch.stack([*low, *high], dim=1).float()

@@ -1,0 +1,186 @@
+"""L_inter (Eq. 5): queries must not fire on the instances of other images.
+
+Letters: Q queries, P stored pixels, c pixels of a chunk, D channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from uniquery.parallel import mean_over_processes
+from uniquery.querying.memory import StoredPixels
+from uniquery.structures import Pixels, Queries
+
+Kind = Literal["focal", "cross_entropy", "l1", "l2"]
+Similarity = Callable[[Any, Pixels], Tensor]
+
+_PAIRS_AT_ONCE = 2**18  # (query, pixel) pairs of a chunk: a megabyte of logits stays in cache
+
+
+@dataclass(frozen=True)
+class PairLoss:
+    """A loss of one logit against target 0, with its derivative; target 1 is the mirror image.
+
+    Attributes:
+        kind: which.
+        alpha: focal only: weight of positives; negatives weigh 1 − alpha.
+        gamma: focal only: how strongly easy pairs are discounted.
+    """
+
+    kind: Kind = "focal"
+    alpha: float = 0.1
+    gamma: float = 2.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha < 1 or self.gamma < 0:
+            raise ValueError("alpha must lie in 0..1 and gamma must not be negative")
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Value and derivative at target 0, elementwise."""
+        p = x.sigmoid()
+        if self.kind == "l1":
+            return p, p * (1 - p)
+        if self.kind == "l2":
+            return p * p, 2 * p * p * (1 - p)
+        cost = F.softplus(x)  # −log(1 − p)
+        if self.kind == "cross_entropy":
+            return cost, p
+        discount = p.pow(self.gamma).mul_(1 - self.alpha)
+        return discount * cost, discount.mul_(p.neg().add_(1).mul_(cost).mul_(self.gamma).add_(p))
+
+    @property
+    def positive_weight(self) -> float:
+        """What a pair with target 1 weighs, relative to its mirror image."""
+        return self.alpha / (1 - self.alpha) if self.kind == "focal" else 1.0
+
+
+class InterSceneLoss(nn.Module):
+    """Eq. 5, in chunks: peak memory does not grow with the number of stored pixels.
+
+    Value and gradient are accumulated in one pass over the memory, so neither the Q × P logits nor a graph of them ever
+    exists. Dot products have a closed form; any other similarity is differentiated chunk by chunk.
+
+    Args:
+        loss: of a (query, pixel) pair.
+        dot_product_scale: similarity is this times q · p; None asks the given similarity instead.
+        pairs_at_once: (query, pixel) pairs of a chunk.
+    """
+
+    def __init__(
+        self,
+        loss: PairLoss | None = None,
+        *,
+        dot_product_scale: float | None = None,
+        pairs_at_once: int = _PAIRS_AT_ONCE,
+    ) -> None:
+        super().__init__()
+        self.loss = loss or PairLoss()
+        self.scale = dot_product_scale
+        self.pairs_at_once = pairs_at_once
+
+    def forward(
+        self,
+        queries: Queries,
+        image_ids: Tensor,
+        stored: StoredPixels | None,
+        similarity: Similarity | None = None,
+        stuff_labels: Tensor | None = None,
+    ) -> Tensor:
+        """The mean over queries of the mean over the pixels of other images.
+
+        Args:
+            queries: Q of them.
+            image_ids: (Q,) id of each query's image; stored pixels of that image are left out.
+            stored: the memory.
+            similarity: ⟨q, I⟩, where it is not a dot product.
+            stuff_labels: (Q,) class of each query that owns stuff, −1 for the others. Such a query is to fire on stuff
+                of its class wherever it is.
+        """
+        count = mean_over_processes(queries.embeddings.new_tensor(len(queries), dtype=torch.float32)).clamp(min=1)
+        if stored is None or not len(stored) or not len(queries):
+            return queries.embeddings.sum() * 0
+        pairs = _Pairs(self, queries, image_ids, stored, similarity, stuff_labels)
+        means: Tensor = _AccumulatedLoss.apply(queries.embeddings, pairs)  # type: ignore[no-untyped-call]
+        return means.sum() / count
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """All (query, pixel) pairs of a step, walked in chunks."""
+
+    settings: InterSceneLoss
+    queries: Queries
+    image_ids: Tensor
+    stored: StoredPixels
+    similarity: Similarity | None
+    stuff_labels: Tensor | None
+
+    def accumulate(self, embeddings: Tensor, with_gradient: bool) -> tuple[Tensor, Tensor]:
+        """(Q,) mean loss of each query, and (Q, d) its gradient."""
+        dtype = torch.promote_types(embeddings.dtype, torch.float32)
+        sums = embeddings.new_zeros(len(embeddings), dtype=dtype)
+        counts, gradient = torch.zeros_like(sums), torch.zeros_like(embeddings, dtype=dtype)
+        size = max(1, self.settings.pairs_at_once // len(embeddings))
+        step = self._closed_form if self.settings.scale is not None else self._generic
+        for start in range(0, len(self.stored), size):
+            chunk = self.stored[start : start + size]
+            other = self.image_ids[:, None] != chunk.image_ids  # (Q, c)
+            sums += step(embeddings.to(dtype), chunk, other, gradient if with_gradient else None)
+            counts += other.sum(1)
+        counts = counts.clamp(min=1)
+        return sums / counts, gradient / counts[:, None]
+
+    def _closed_form(self, embeddings: Tensor, chunk: StoredPixels, other: Tensor, gradient: Tensor | None) -> Tensor:
+        scale = self.settings.scale
+        assert scale is not None
+        pixels = chunk.embeddings.to(embeddings.dtype)
+        value, slope = self._pair_loss((embeddings * scale) @ pixels.T, chunk, other)
+        if gradient is not None:
+            gradient.addmm_(slope, pixels, alpha=scale)
+        return value
+
+    def _generic(self, embeddings: Tensor, chunk: StoredPixels, other: Tensor, gradient: Tensor | None) -> Tensor:
+        assert self.similarity is not None, "a similarity is needed where it is not a dot product"
+        with torch.enable_grad():
+            leaf = embeddings.detach().requires_grad_(gradient is not None)
+            queries = replace(self.queries, embeddings=leaf)
+            logits = self.similarity(queries, replace(chunk, embeddings=chunk.embeddings.to(embeddings.dtype)))
+        value, slope = self._pair_loss(logits.detach(), chunk, other)
+        if gradient is not None:
+            gradient += torch.autograd.grad(logits, leaf, slope.to(logits.dtype))[0]
+        return value
+
+    def _pair_loss(self, logits: Tensor, chunk: StoredPixels, other: Tensor) -> tuple[Tensor, Tensor]:
+        """(Q,) sums of the losses of a chunk, and (Q, c) slopes; zero for pixels of a query's own image."""
+        if self.stuff_labels is None:
+            value, slope = self.settings.loss(logits)
+            return (value * other).sum(1), slope.mul_(other)
+        wanted = (self.stuff_labels[:, None] == chunk.labels) & ~chunk.is_thing  # target 1
+        sign = 1 - 2 * wanted.to(logits.dtype)
+        weight = torch.where(wanted, self.settings.loss.positive_weight, 1.0).to(logits.dtype) * other
+        value, slope = self.settings.loss(logits * sign)
+        return (value * weight).sum(1), slope * weight * sign
+
+
+class _AccumulatedLoss(torch.autograd.Function):
+    """Knows its gradient when the forward is done."""
+
+    @staticmethod
+    def forward(ctx: Any, embeddings: Tensor, pairs: _Pairs) -> Tensor:
+        means, gradient = pairs.accumulate(embeddings.detach(), with_gradient=ctx.needs_input_grad[0])
+        ctx.save_for_backward(gradient)
+        ctx.dtype = embeddings.dtype
+        return means
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return (upstream[:, None] * gradient).to(ctx.dtype), None

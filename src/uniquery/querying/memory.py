@@ -1,0 +1,136 @@
+"""𝓜: instance pixel embeddings of past images, first in, first out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from uniquery.structures import Pixels
+
+
+@dataclass(frozen=True)
+class StoredPixels(Pixels):
+    """Pixels that know where they came from.
+
+    Attributes:
+        image_ids: (P,) int64, of the data set.
+        labels: (P,) int64, class of the instance.
+        is_thing: (P,) bool; false for stuff.
+    """
+
+    image_ids: Tensor
+    labels: Tensor
+    is_thing: Tensor
+
+
+_FIELDS = tuple(f.name for f in fields(StoredPixels))
+
+
+class PixelMemory:
+    """A ring buffer of pixels.
+
+    Reading never writes, and only filled rows are returned. It is no module and holds no parameter or buffer: nothing
+    of it is ever part of a model, and DDP does not touch it. Everything that decides the next read is in its state.
+
+    Args:
+        capacity: how many pixels are kept. 0 keeps the last push only: the other images of the step are the negatives.
+        dtype: of the stored embeddings.
+
+    >>> memory = PixelMemory(capacity=3)
+    >>> for i in range(2):
+    ...     ids = torch.full((2,), i)
+    ...     memory.push(StoredPixels(torch.ones(2, 4) * i, torch.zeros(2, 2), ids, ids, ids == ids))
+    >>> len(memory), memory.read().image_ids.tolist()
+    (3, [1, 0, 1])
+    """
+
+    def __init__(self, capacity: int = 100_000, dtype: Literal["float32", "bfloat16"] = "float32") -> None:
+        if capacity < 0:
+            raise ValueError(f"capacity is {capacity} and must not be negative")
+        self.capacity = capacity
+        self.dtype = torch.float32 if dtype == "float32" else torch.bfloat16
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._rows: StoredPixels | None = None
+        self._born = torch.zeros(0, dtype=torch.int64)  # (capacity,) push at which each row was written
+        self._next = 0  # where the ring goes on
+        self._fill = 0
+        self._pushes = 0
+
+    def __len__(self) -> int:
+        return self._fill
+
+    @torch.no_grad()
+    def push(self, pixels: StoredPixels) -> None:
+        """Stores pixels, over the oldest where it is full; of a push larger than the memory, the last ones stay."""
+        self._pushes += 1
+        if self.capacity == 0:
+            self._rows, self._fill = self._as_stored(pixels), len(pixels)
+            return
+        rows = self._ring(pixels)
+        pixels = pixels[-self.capacity :] if len(pixels) > self.capacity else pixels
+        places = (torch.arange(len(pixels), device=pixels.embeddings.device) + self._next) % self.capacity
+        for name in _FIELDS:
+            column = getattr(rows, name)
+            column[places] = getattr(pixels, name).to(column.device, column.dtype)
+        self._born[places.cpu()] = self._pushes
+        self._next = (self._next + len(pixels)) % self.capacity
+        self._fill = min(self._fill + len(pixels), self.capacity)
+
+    def read(self) -> StoredPixels | None:
+        """The filled rows, in no order that matters; None before the first push."""
+        return self._rows[: self._fill] if self._rows is not None else None
+
+    def mean_age(self) -> float:
+        """Mean number of pushes since the filled rows were written."""
+        if not self._fill or self.capacity == 0:
+            return 0.0
+        return float(self._pushes - self._born[: self._fill].double().mean())
+
+    def _as_stored(self, pixels: StoredPixels) -> StoredPixels:
+        columns = {name: getattr(pixels, name).detach() for name in _FIELDS}
+        return StoredPixels(**{**columns, "embeddings": columns["embeddings"].to(self.dtype)})
+
+    def _ring(self, pixels: StoredPixels) -> StoredPixels:
+        if self._rows is None:
+            like = self._as_stored(pixels)
+            empty = {n: getattr(like, n).new_zeros(self.capacity, *getattr(like, n).shape[1:]) for n in _FIELDS}
+            self._rows = StoredPixels(**empty)
+            self._born = torch.zeros(self.capacity, dtype=torch.int64)
+        return self._rows
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything that decides the next read and the next push."""
+        position = torch.tensor([self._next, self._fill, self._pushes])
+        if self._rows is None:
+            return {"position": position}
+        filled = self._rows[: self._fill]
+        return {"position": position, "born": self._born[: self._fill], **{n: getattr(filled, n) for n in _FIELDS}}
+
+    def load_state_dict(self, state: Mapping[str, Tensor], device: torch.device | str = "cpu") -> None:
+        """The inverse; a memory of another capacity does not fit.
+
+        Raises:
+            ValueError: the state holds more rows than this memory.
+        """
+        self.clear()
+        next_row, fill, pushes = state["position"].tolist()
+        if "embeddings" not in state:
+            self._pushes = pushes
+            return
+        if self.capacity and fill > self.capacity:
+            raise ValueError(f"the saved memory has {fill} pixels, this one holds {self.capacity}")
+        rows = StoredPixels(**{name: state[name].to(device) for name in _FIELDS})
+        if self.capacity:
+            for name in _FIELDS:
+                getattr(self._ring(rows), name)[:fill] = getattr(rows, name)
+            self._born[:fill] = state["born"]
+        else:
+            self._rows = rows
+        self._next, self._fill, self._pushes = next_row, fill, pushes

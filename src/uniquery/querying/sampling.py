@@ -1,0 +1,97 @@
+"""Which pixels of an image enter the memory.
+
+Letters: K instances, H × W the padded input, h × w the map, C = h · w its cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from uniquery.querying.memory import StoredPixels
+from uniquery.structures import PixelMap, Targets
+
+Sampler = Callable[[Tensor, torch.Generator | None], tuple[Tensor, Tensor]]
+
+
+def owned_cells(masks: Tensor, stride: int) -> Tensor:
+    """(K, C) bool: the cells whose centre lies in an instance.
+
+    An instance too small to own one gets the cell under its centre of mass, so that none goes unseen.
+    """
+    cells = masks[:, stride // 2 :: stride, stride // 2 :: stride]  # (K, h, w)
+    height, width = cells.shape[1:]
+    owned = cells.flatten(1).clone()
+    area = masks.sum((1, 2)).clamp(min=1)
+    y = (masks.sum(2) * torch.arange(masks.shape[1], device=masks.device)).sum(1) / area
+    x = (masks.sum(1) * torch.arange(masks.shape[2], device=masks.device)).sum(1) / area
+    row, column = (y / stride).long().clamp(max=height - 1), (x / stride).long().clamp(max=width - 1)
+    centre = row * width + column
+    is_lost = ~owned.any(1) & masks.flatten(1).any(1)
+    owned[torch.arange(len(masks), device=masks.device), centre] |= is_lost
+    return owned
+
+
+def instance_balanced(count: int = 50) -> Sampler:
+    """`count` cells of each instance without replacement, or all it has."""
+    _check(count)
+
+    def sample(owned: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        luck = _luck(owned, generator)
+        best = luck.topk(min(count, owned.shape[1]), dim=1)
+        instance, rank = (best.values >= 0).nonzero(as_tuple=True)
+        return instance, best.indices[instance, rank]
+
+    return sample
+
+
+def sparse(count: int = 500) -> Sampler:
+    """`count` instance cells of each image without replacement, or all it has."""
+    _check(count)
+
+    def sample(owned: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        best = _luck(owned, generator).flatten().topk(min(count, owned.numel()))
+        pairs = best.indices[best.values >= 0]
+        return pairs // owned.shape[1], pairs % owned.shape[1]
+
+    return sample
+
+
+def dense() -> Sampler:
+    """All instance cells."""
+
+    def sample(owned: Tensor, _: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        instance, cell = owned.nonzero(as_tuple=True)
+        return instance, cell
+
+    return sample
+
+
+def _luck(owned: Tensor, generator: torch.Generator | None) -> Tensor:
+    """A random number for each owned cell, −1 for the others: the largest are the sample."""
+    luck = torch.rand(owned.shape, generator=generator, device=generator.device if generator else owned.device)
+    return luck.to(owned.device).masked_fill(~owned, -1)
+
+
+def _check(count: int) -> None:
+    if count < 1:
+        raise ValueError(f"the number of sampled pixels is {count} and must be at least 1")
+
+
+@torch.no_grad()
+def sample_pixels(
+    pixel_map: PixelMap, targets: Sequence[Targets], sampler: Sampler, generator: torch.Generator | None = None
+) -> StoredPixels:
+    """The sampled instance pixels of a batch, detached. Padding and crowd regions own no cell, so they never enter."""
+    parts = []
+    locations = pixel_map.locations()
+    for embeddings, target in zip(pixel_map.embeddings.detach(), targets, strict=True):
+        instance, cell = sampler(owned_cells(target.masks, pixel_map.stride), generator)
+        image_ids = torch.full_like(cell, target.image_id)
+        things = torch.ones_like(cell, dtype=torch.bool) if target.things is None else target.things[instance]
+        pixels = embeddings.flatten(1)[:, cell].T.float()
+        parts.append(StoredPixels(pixels, locations[cell], image_ids, target.labels[instance], things))
+    columns = zip(*((p.embeddings, p.locations, p.image_ids, p.labels, p.is_thing) for p in parts), strict=True)
+    return StoredPixels(*(torch.cat(column) for column in columns))

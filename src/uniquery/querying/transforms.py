@@ -1,0 +1,196 @@
+"""G and its elements g: geometric transformations that act on images, embeddings, masks, boxes and locations alike.
+
+Letters: K instances, H × W the source in pixels, h × w a map of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CELL = 32  # the coarsest stride: windows on its grid are whole cells of every map
+
+
+@dataclass(frozen=True)
+class Transform:
+    """One drawn element g: cut a window, mirror it, then rotate and scale it about its centre.
+
+    A window on the grid of the coarsest stride, mirrored or not, is an exact index operation at every stride. Rotation
+    and scaling resample; what they bring in from outside the window is not valid.
+
+    Attributes:
+        top: of the window, in pixels.
+        left: of the window.
+        height: of the window, and of the view.
+        width: of the window, and of the view.
+        flip: mirror left and right, inside the window.
+        angle: in degrees, counter-clockwise as seen.
+        scale: above 1 enlarges.
+
+    >>> g = Transform(0, 0, 32, 64, flip=True)
+    >>> g.on_locations(torch.tensor([[4.0, 4.0]])).tolist()
+    [[60.0, 4.0]]
+    """
+
+    top: int
+    left: int
+    height: int
+    width: int
+    flip: bool = False
+    angle: float = 0.0
+    scale: float = 1.0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it only moves values."""
+        return self.angle == 0 and self.scale == 1
+
+    def on_map(self, x: Tensor, stride: int = 1, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
+        """(C, h, w) at a stride → the view's (C, h', w')."""
+        top, left, height, width = (v // stride for v in (self.top, self.left, self.height, self.width))
+        x = x[:, top : top + height, left : left + width]
+        if self.flip:
+            x = x.flip(2)
+        if self.is_exact:
+            return x
+        sampled = F.grid_sample(
+            x[None].to(torch.promote_types(x.dtype, torch.float32) if x.is_floating_point() else torch.float32),
+            self._grid(height, width, x.device),
+            mode=mode,
+            padding_mode="zeros",
+            align_corners=False,
+        )[0]
+        return sampled if x.is_floating_point() else sampled.round().to(x.dtype)
+
+    def on_masks(self, masks: Tensor) -> Tensor:
+        """(K, H, W) bool → the view's."""
+        if self.is_exact:
+            return self.on_map(masks)
+        return self.on_map(masks.to(torch.uint8), mode="nearest").bool()
+
+    def on_locations(self, locations: Tensor) -> Tensor:
+        """(N, 2) x, y in pixels of the source → of the view."""
+        x, y = locations[:, 0] - self.left, locations[:, 1] - self.top
+        if self.flip:
+            x = self.width - x
+        if self.is_exact:
+            return torch.stack([x, y], dim=1)
+        u, v = x - self.width / 2, y - self.height / 2
+        cos, sin = math.cos(math.radians(self.angle)), math.sin(math.radians(self.angle))
+        return torch.stack(
+            [
+                self.scale * (cos * u + sin * v) + self.width / 2,
+                self.scale * (-sin * u + cos * v) + self.height / 2,
+            ],
+            dim=1,
+        )
+
+    def on_boxes(self, boxes: Tensor) -> Tensor:
+        """(K, 4) x0 y0 x1 y1 → boxes around their transformed corners, cut to the view."""
+        x0, y0, x1, y1 = boxes.unbind(1)
+        corners = torch.stack([torch.stack(c, 1) for c in ((x0, y0), (x1, y0), (x1, y1), (x0, y1))], 1)  # (K, 4, 2)
+        moved = self.on_locations(corners.flatten(0, 1)).view(-1, 4, 2)
+        limit = moved.new_tensor([self.width, self.height])
+        low, high = moved.amin(1).clamp(min=0), moved.amax(1).clamp(min=0)
+        return torch.cat([torch.minimum(low, limit), torch.minimum(high, limit)], dim=1)
+
+    def valid(self, stride: int = 1, device: torch.device | None = None) -> Tensor:
+        """(h', w') bool: where the view shows the window."""
+        height, width = self.height // stride, self.width // stride
+        if self.is_exact:
+            return torch.ones(height, width, dtype=torch.bool, device=device)
+        return (self._grid(height, width, device)[0].abs() <= 1).all(-1)
+
+    def inverse(self) -> Transform:
+        """The element that undoes it, where the window is the whole source."""
+        if self.top or self.left:
+            raise ValueError("a crop cannot be undone")
+        return Transform(
+            0, 0, self.height, self.width, self.flip, self.angle if self.flip else -self.angle, 1 / self.scale
+        )
+
+    def then(self, other: Transform) -> Transform:
+        """The one element that equals this followed by another; after resampling, the other must not crop."""
+        if not self.is_exact and (other.top or other.left or (other.height, other.width) != (self.height, self.width)):
+            raise ValueError("a crop of a resampled view is not one element")
+        left = self.width - other.left - other.width if self.flip else other.left
+        return Transform(
+            self.top + other.top,
+            self.left + left,
+            other.height,
+            other.width,
+            self.flip != other.flip,
+            other.angle + (-self.angle if other.flip else self.angle),
+            self.scale * other.scale,
+        )
+
+    def _grid(self, height: int, width: int, device: torch.device | None) -> Tensor:
+        """(1, h', w', 2): where in the mirrored window, from −1 to 1, each cell of the view looks."""
+        cos, sin = math.cos(math.radians(self.angle)) / self.scale, math.sin(math.radians(self.angle)) / self.scale
+        aspect = self.height / self.width
+        theta = torch.tensor([[cos, -sin * aspect, 0], [sin / aspect, cos, 0]], device=device, dtype=torch.float32)
+        return F.affine_grid(theta[None], [1, 1, height, width], align_corners=False)
+
+
+@dataclass(frozen=True)
+class TransformGroup:
+    """G: a random policy that draws one element per image.
+
+    Attributes:
+        flip: probability of mirroring.
+        crop: smallest and largest fraction of each side that is kept; one fraction serves a whole step. None: no crop.
+        rotate: smallest and largest angle in degrees. None: no rotation.
+        scale: smallest and largest factor. None: no scaling.
+        combine: compose all, or choose one of them for each image.
+    """
+
+    flip: float = 0.5
+    crop: tuple[float, float] | None = (0.6, 1.0)
+    rotate: tuple[float, float] | None = None
+    scale: tuple[float, float] | None = None
+    combine: Literal["compose", "choose"] = "compose"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.flip <= 1:
+            raise ValueError("flip must be a probability in 0..1")
+        if self.crop is not None and not 0 < self.crop[0] <= self.crop[1] <= 1:
+            raise ValueError("crop must be two fractions in 0..1, the smaller first")
+        if self.scale is not None and not 0 < self.scale[0] <= self.scale[1]:
+            raise ValueError("scale must be two positive factors, the smaller first")
+        if self.rotate is not None and self.rotate[0] > self.rotate[1]:
+            raise ValueError("rotate must have the smaller angle first")
+
+    def draw(self, sizes: Sequence[tuple[int, int]], generator: torch.Generator | None = None) -> list[Transform]:
+        """An element for each image of the given valid (height, width)."""
+        fraction = self._uniform(self.crop, generator) if self.crop else 1.0
+        return [self._draw_one(size, fraction, generator) for size in sizes]
+
+    def _draw_one(self, size: tuple[int, int], fraction: float, generator: torch.Generator | None) -> Transform:
+        available = {"flip": self.flip > 0, "crop": self.crop, "rotate": self.rotate, "scale": self.scale}
+        names = [name for name, setting in available.items() if setting]
+        if self.combine == "choose" and names:
+            names = [names[int(self._uniform((0, len(names)), generator))]]
+        kept = fraction if "crop" in names else 1.0
+        (top, height), (left, width) = (self._side(side, kept, generator) for side in size)
+        flip = "flip" in names and self._uniform((0, 1), generator) < self.flip
+        angle = self._uniform(self.rotate, generator) if self.rotate and "rotate" in names else 0.0
+        scale = self._uniform(self.scale, generator) if self.scale and "scale" in names else 1.0
+        return Transform(top, left, height, width, flip, angle, scale)
+
+    def _side(self, side: int, fraction: float, generator: torch.Generator | None) -> tuple[int, int]:
+        """Start and length of a window on the grid, inside the valid side where it is at least one cell."""
+        whole = max(side // CELL, 1)
+        cells = min(max(round(fraction * side / CELL), 1), whole)
+        start = int(self._uniform((0, whole - cells + 1), generator))
+        return start * CELL, cells * CELL
+
+    @staticmethod
+    def _uniform(limits: tuple[float, float], generator: torch.Generator | None) -> float:
+        low, high = limits
+        return low + (high - low) * float(torch.rand((), generator=generator))

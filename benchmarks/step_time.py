@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from uniquery.backbones.resnet import ResNet
 from uniquery.layers.norm import ConvNorm
-from uniquery.querying import BaseObjective
+from uniquery.querying import UniqueQuerying
 from uniquery.segmenters import SEGMENTERS
 from uniquery.structures import Images, Targets
 
@@ -70,7 +70,7 @@ def training_step(model: str, size: int) -> Callable[[], None]:
     torch.manual_seed(0)
     backbone = tame(ResNet(50, norm="frozen", stride_in_1x1=True))
     backbone.freeze(2)
-    objective = BaseObjective(SEGMENTERS[model](backbone, 80)).train()
+    objective = UniqueQuerying(SEGMENTERS[model](backbone, 80)).train()
     images = Images(torch.randint(0, 256, (1, 3, size, size), dtype=torch.uint8), ((size, size),))
     targets = [instances(size)]
 

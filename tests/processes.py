@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from small_segmenters import drawn, small
 from uniquery.parallel import mean_over_processes
-from uniquery.querying import BaseObjective
+from uniquery.querying import UniqueQuerying
 from uniquery.structures import Images
 
 SIZES = ((64, 64), (64, 48), (40, 64), (64, 64))
@@ -36,13 +36,13 @@ def means_and_gradients(rank: int) -> dict[str, Any]:
     value = torch.tensor([1.0 + 2 * rank, 10.0], requires_grad=True)
     mean = mean_over_processes(value)
     result = {"mean": mean, "requires_grad": mean.requires_grad, "own": value.detach()}
-    objective = DistributedDataParallel(BaseObjective(group_normed()))
+    objective = DistributedDataParallel(UniqueQuerying(group_normed()))
     return {**result, **_gradients(objective, slice(2 * rank, 2 * rank + 2))}
 
 
 def whole_batch() -> dict[str, Any]:
     """The gradients of one process on the whole batch."""
-    return _gradients(BaseObjective(group_normed()), slice(None))
+    return _gradients(UniqueQuerying(group_normed()), slice(None))
 
 
 def group_normed() -> Any:

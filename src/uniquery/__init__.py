@@ -6,7 +6,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "BaseObjective": "uniquery.querying",
+    "UniqueQuerying": "uniquery.querying",
     "Segmenter": "uniquery.querying",
     "Images": "uniquery.structures",
     "Instances": "uniquery.structures",

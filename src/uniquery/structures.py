@@ -210,3 +210,17 @@ def grid_locations(height: int, width: int, stride: int, device: torch.device | 
     xs = torch.arange(width, device=device, dtype=torch.float32) * stride + stride // 2
     y, x = torch.meshgrid(ys, xs, indexing="ij")
     return torch.stack([x.flatten(), y.flatten()], dim=1)
+
+
+def mask_boxes(masks: Tensor) -> Tensor:
+    """(K, 4) x0 y0 x1 y1 of non-empty (K, H, W) masks, the far edge exclusive.
+
+    >>> mask_boxes(torch.eye(3, dtype=torch.bool)[None, :2]).tolist()
+    [[0.0, 0.0, 2.0, 2.0]]
+    """
+    columns, rows = masks.any(1).to(torch.uint8), masks.any(2).to(torch.uint8)  # (K, W), (K, H)
+    if not len(masks):
+        return torch.zeros(0, 4)
+    x0, y0 = columns.argmax(1), rows.argmax(1)
+    x1, y1 = masks.shape[2] - columns.flip(1).argmax(1), masks.shape[1] - rows.flip(1).argmax(1)
+    return torch.stack([x0, y0, x1, y1], dim=1).float()

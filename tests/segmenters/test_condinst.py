@@ -170,6 +170,29 @@ class TestPredict:
             assert [pair[2] for pair in ours] == pytest.approx([pair[2] for pair in sorted(expected)], rel=1e-5)
 
     @torch.no_grad()
+    def test_nothing_is_found_in_the_padding(self, batch):
+        model = small("condinst", nms_threshold=1.0).eval()
+        outputs = model(batch[0])
+        at = outputs.locations[model._candidates(outputs, 1)[0]]
+        assert ((at[:, 0] > SIZES[1][1] + 20) | (at[:, 1] > SIZES[1][0] + 20)).any()
+        boxes = model.predict(outputs, SIZES)[1].boxes
+        assert len(boxes)
+        assert (boxes[:, 2:] > boxes[:, :2]).all()
+
+    @torch.no_grad()
+    def test_boxes_are_the_distances_around_a_location(self, batch):
+        model = small("condinst").eval()
+        outputs = model(batch[0])
+        (instances, _), (height, width) = model.predict(outputs, SIZES), SIZES[0]
+        location, _, scores = model._candidates(outputs, 0)
+        for score, box in zip(instances.scores.tolist(), instances.boxes.tolist(), strict=True):
+            at = location[scores.tolist().index(score)]
+            (x, y), stride = outputs.locations[at].tolist(), outputs.strides[at].item()
+            left, top, right, bottom = (stride * d for d in outputs.distances[0, at].tolist())
+            corners = [max(x - left, 0), max(y - top, 0), min(x + right, width), min(y + bottom, height)]
+            assert box == pytest.approx(corners, abs=1e-3)
+
+    @torch.no_grad()
     def test_no_more_than_asked_for(self, batch):
         capped, free = (small("condinst", max_detections=count).eval() for count in (3, 100))
         few, all_of_them = (model.predict(model(batch[0]), SIZES)[0] for model in (capped, free))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from small_segmenters import NUM_CLASSES, SILENT, SMALL, drawn, small
-from uniquery.querying import BaseObjective
+from uniquery.querying import UniqueQuerying
 from uniquery.segmenters import SEGMENTERS
 from uniquery.structures import Images, Instances
 
@@ -36,7 +36,7 @@ def batch():
 
 def losses_of(model, images, targets, seed=1):
     torch.manual_seed(seed)
-    return BaseObjective(model)(images, targets)
+    return UniqueQuerying(model)(images, targets)
 
 
 def total(losses: dict[str, Tensor]) -> Tensor:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from small_segmenters import drawn, small
-from uniquery.querying import BaseObjective
+from uniquery.querying import UniqueQuerying
 from uniquery.segmenters import SEGMENTERS
 from uniquery.structures import Images, Targets, grid_locations
 
@@ -19,7 +19,7 @@ def test_two_images_are_learnt_by_heart(name):
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=rate, total_steps=steps)
     for _ in range(steps):
         optimiser.zero_grad()
-        torch.stack(list(BaseObjective(model)(images, targets).values())).sum().backward()
+        torch.stack(list(UniqueQuerying(model)(images, targets).values())).sum().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
         optimiser.step()
         schedule.step()

@@ -10,14 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from uniquery.data.augment import Augmentation, Sample, augment, resize
 from uniquery.data.coco import CocoData
 from uniquery.errors import DataError
 from uniquery.postprocess import resized_size
-from uniquery.structures import Images, Targets
+from uniquery.structures import Images, Targets, mask_boxes
 
 PAD_MULTIPLE = 32
 
@@ -160,20 +159,6 @@ def _targets(item: Item, height: int, width: int) -> Targets:
     masks = item.sample.masks
     padded = F.pad(masks, (0, width - masks.shape[2], 0, height - masks.shape[1])).bool()
     return Targets(item.sample.labels, mask_boxes(padded), padded, item.image_id)
-
-
-def mask_boxes(masks: Tensor) -> Tensor:
-    """(K, 4) x0 y0 x1 y1 of non-empty (K, H, W) masks, the far edge exclusive.
-
-    >>> mask_boxes(torch.eye(3, dtype=torch.bool)[None, :2]).tolist()
-    [[0.0, 0.0, 2.0, 2.0]]
-    """
-    columns, rows = masks.any(1).to(torch.uint8), masks.any(2).to(torch.uint8)  # (K, W), (K, H)
-    if not len(masks):
-        return torch.zeros(0, 4)
-    x0, y0 = columns.argmax(1), rows.argmax(1)
-    x1, y1 = masks.shape[2] - columns.flip(1).argmax(1), masks.shape[1] - rows.flip(1).argmax(1)
-    return torch.stack([x0, y0, x1, y1], dim=1).float()
 
 
 def raise_errors(batches: DataLoader[Batch | DataError]) -> Iterator[Batch]:

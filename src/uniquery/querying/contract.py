@@ -19,7 +19,12 @@ class Segmenter(nn.Module, ABC, Generic[O, A, Q]):
     """A query-based segmenter: masks are ⟨q, I⟩, the similarity of queries and pixel embeddings.
 
     A subclass names its own outputs, assignment and queries; `docs/paper.md` maps each verb to the paper.
+
+    Attributes:
+        dot_product_scale: similarity is this times q · p, which has a fast closed form; None where it is not one.
     """
+
+    dot_product_scale: float | None = None
 
     @abstractmethod
     def forward(self, images: Images) -> O:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from uniquery.querying.contract import Segmenter
 from uniquery.querying.transforms import Transform
-from uniquery.structures import Images, PixelMap, Queries, Targets
+from uniquery.structures import Images, PixelMap, Queries, Targets, mask_boxes
 
 MIN_VISIBLE = 0.1  # share of an instance that a view must still show
 
@@ -33,9 +33,9 @@ def view_of(
         before, after = target.masks.flatten(1).sum(1), masks.flatten(1).sum(1)
         seen = (after > 0) & (after >= MIN_VISIBLE * g.scale**2 * before)
         padding = (0, width - g.width, 0, height - g.height)
-        valid = None if g.is_exact and padding == (0, 0, 0, 0) else F.pad(g.valid(device=masks.device), padding)
-        boxes = _tight_boxes(masks[seen])
-        moved.append(replace(target[seen], masks=F.pad(masks[seen], padding), boxes=boxes, valid=valid))
+        masks = F.pad(masks[seen], padding)
+        valid = None if g.is_exact else F.pad(g.valid(device=masks.device), padding, value=True)
+        moved.append(replace(target[seen], masks=masks, boxes=mask_boxes(masks), valid=valid))
     return Images(pixels, tuple((g.height, g.width) for g in transforms)), moved
 
 
@@ -68,28 +68,27 @@ def equivariance_loss(
         transforms: g of each image.
     """
     logits = segmenter.decode(view_queries, warped(original, transforms))
-    return segmenter.mask_loss(logits, view_queries, view_targets)
+    inside = [_inside_window(target, g) for target, g in zip(view_targets, transforms, strict=True)]
+    return segmenter.mask_loss(logits, view_queries, inside)
+
+
+def _inside_window(target: Targets, g: Transform) -> Targets:
+    """The same targets, known only where g(f(I)) is: not in the padding around it."""
+    height, width = target.masks.shape[1:]
+    if g.is_exact and (g.height, g.width) == (height, width):
+        return target
+    valid = F.pad(g.valid(device=target.masks.device), (0, width - g.width, 0, height - g.height))
+    return replace(target, valid=valid)
 
 
 def feature_equivariance(view: PixelMap, original: PixelMap, transforms: Sequence[Transform]) -> Tensor:
     """Eq. 6: mean squared difference of f(g(I)) and g(f(I)) over valid pixels; gradients on both sides."""
     total = view.embeddings.new_zeros((), dtype=torch.float32)
-    count = 0
+    count = torch.zeros_like(total)
     for seen, embeddings, g in zip(view.embeddings, original.embeddings, transforms, strict=True):
         moved = g.on_map(embeddings, view.stride).float()
         here = seen[:, : moved.shape[1], : moved.shape[2]].float()
         valid = g.valid(view.stride, seen.device)
         total = total + ((here - moved).square() * valid).sum()
-        count += len(seen) * valid.sum()
+        count = count + len(seen) * valid.sum()
     return total / count
-
-
-def _tight_boxes(masks: Tensor) -> Tensor:
-    """(K, 4) x0 y0 x1 y1 of non-empty masks, the far edge exclusive."""
-    height, width = masks.shape[1:]
-    xs, ys = torch.arange(width, device=masks.device), torch.arange(height, device=masks.device)
-    columns, rows = masks.any(1), masks.any(2)
-    far = max(height, width)
-    low = [torch.where(flags, axis, far).amin(1) for flags, axis in ((columns, xs), (rows, ys))]
-    high = [torch.where(flags, axis + 1, 0).amax(1) for flags, axis in ((columns, xs), (rows, ys))]
-    return torch.stack([*low, *high], dim=1).float()

@@ -1,33 +1,201 @@
-"""Training objectives: one module, one forward, named losses."""
+"""The training objective: one module, one forward, named losses.
+
+Letters: B images of a step, B' with their views.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from uniquery.querying.contract import Segmenter
-from uniquery.structures import Images, Targets
+from uniquery.querying.equivariance import equivariance_loss, feature_equivariance, view_of
+from uniquery.querying.inter_scene import InterSceneLoss, PairLoss
+from uniquery.querying.memory import PixelMemory, StoredPixels
+from uniquery.querying.sampling import Sampler, instance_balanced, sample_pixels
+from uniquery.querying.transforms import Transform, TransformGroup
+from uniquery.structures import Images, PixelMap, Targets
 
 Phase = Callable[[str], AbstractContextManager[None]]
 
 
-class BaseObjective(nn.Module):
-    """The segmenter's own objective, Eq. 3: L_cls + L_mask and whatever else the base adds."""
+@dataclass(frozen=True)
+class InterScene:
+    """Settings of the inter-scene part.
 
-    def __init__(self, segmenter: Segmenter[Any, Any, Any]) -> None:
+    Attributes:
+        weight: of L_inter.
+        ramp_steps: steps over which the weight grows from 0.
+        loss: of a (query, pixel) pair.
+        sampler: which pixels of an image enter the memory.
+        capacity: of the memory, in pixels; 0 uses the other images of the step only.
+        dtype: of the stored embeddings.
+        negatives_per_step: read a random part of the memory; None reads all.
+        max_queries: cap on the queries that take part; None takes all.
+    """
+
+    weight: float = 1.0
+    ramp_steps: int = 0
+    loss: PairLoss = field(default_factory=PairLoss)
+    sampler: Sampler = field(default_factory=instance_balanced)
+    capacity: int = 100_000
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    negatives_per_step: int | None = None
+    max_queries: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.weight < 0 or self.ramp_steps < 0:
+            raise ValueError("weight and ramp_steps must not be negative")
+
+
+@dataclass(frozen=True)
+class Equivariance:
+    """Settings of the equivariance part.
+
+    Attributes:
+        weight: λ.
+        group: the random policy G.
+        views: "paired": its view joins each image and both carry the base loss; "extra": views serve L_equi only.
+        target: "masks" is Eq. 8, "features" Eq. 6. λ = 0 with paired views leaves plain augmentation, Eq. 7.
+    """
+
+    weight: float = 3.0
+    group: TransformGroup = field(default_factory=TransformGroup)
+    views: Literal["paired", "extra"] = "paired"
+    target: Literal["masks", "features"] = "masks"
+
+    def __post_init__(self) -> None:
+        if self.weight < 0:
+            raise ValueError("λ must not be negative")
+
+
+class UniqueQuerying(nn.Module):
+    """L_base(I) + w · L_inter + λ · L_equi. With both parts left out it is the segmenter's own objective (Eq. 3).
+
+    It adds no parameter: the segmenter inside keeps its names and its inference.
+
+    Args:
+        segmenter: what is trained.
+        inter: the inter-scene part.
+        equivariance: the equivariance part.
+    """
+
+    def __init__(
+        self,
+        segmenter: Segmenter[Any, Any, Any],
+        inter: InterScene | None = None,
+        equivariance: Equivariance | None = None,
+    ) -> None:
         super().__init__()
         self.segmenter = segmenter
+        self.inter, self.equivariance = inter, equivariance
+        self.memory = PixelMemory(inter.capacity, inter.dtype) if inter else PixelMemory(0)
+        self.inter_loss = InterSceneLoss(
+            inter.loss if inter else PairLoss(), dot_product_scale=segmenter.dot_product_scale
+        )
+        self.steps = 0
 
     def forward(
         self, images: Images, targets: Sequence[Targets], phase: Phase = lambda _: nullcontext()
     ) -> dict[str, Tensor]:
         """Weighted losses by name; `phase` is told which part of the work begins."""
+        scenes = len(images)
+        transforms: list[Transform] = []
+        if self.equivariance:
+            transforms = self.equivariance.group.draw(images.sizes)
+            views, view_targets = view_of(images, targets, transforms)
+            if self.equivariance.views == "paired":
+                images, targets = _joined(images, views), [*targets, *view_targets]
         with phase("forward"):
             outputs = self.segmenter(images)
         with phase("assign"):
             assignment = self.segmenter.assign(outputs, targets)
         with phase("loss"):
-            return self.segmenter.losses(outputs, targets, assignment)
+            losses = self.segmenter.losses(outputs, targets, assignment)
+            if self.inter:
+                queries = self.segmenter.queries(outputs, assignment)
+                losses["loss_inter"] = self._inter_scene(self.inter, queries, outputs.pixels, targets)
+        if self.equivariance and self.equivariance.weight:
+            losses["loss_equi"] = self.equivariance.weight * (
+                self._paired(outputs, targets, assignment, transforms, scenes, phase)
+                if self.equivariance.views == "paired"
+                else self._extra(outputs.pixels, views, view_targets, transforms, phase)
+            )
+        self.steps += self.training
+        return losses
+
+    def _inter_scene(self, settings: InterScene, queries: Any, pixels: PixelMap, targets: Sequence[Targets]) -> Tensor:
+        """Eq. 5: push this step's pixels, then query the memory, each query without its own image."""
+        if self.training:
+            self.memory.push(sample_pixels(pixels, targets, settings.sampler))
+        if settings.max_queries and len(queries) > settings.max_queries:
+            queries = queries[torch.randperm(len(queries), device=queries.image.device)[: settings.max_queries]]
+        ids = torch.tensor([t.image_id for t in targets], device=queries.image.device)[queries.image]
+        loss = self.inter_loss(queries, ids, self._negatives(settings), self.segmenter.similarity)
+        ramp = min(1.0, (self.steps + 1) / settings.ramp_steps) if settings.ramp_steps else 1.0
+        weighted: Tensor = settings.weight * ramp * loss
+        return weighted
+
+    def _negatives(self, settings: InterScene) -> StoredPixels | None:
+        stored = self.memory.read()
+        if stored is None or settings.negatives_per_step is None or len(stored) <= settings.negatives_per_step:
+            return stored
+        return stored[torch.randint(len(stored), (settings.negatives_per_step,), device=stored.image_ids.device)]
+
+    def _paired(
+        self,
+        outputs: Any,
+        targets: Sequence[Targets],
+        assignment: Any,
+        transforms: Sequence[Transform],
+        scenes: int,
+        phase: Phase,
+    ) -> Tensor:
+        """Eq. 8 or 6, where the second half of the batch holds the views of the first."""
+        embeddings, stride = outputs.pixels.embeddings, outputs.pixels.stride
+        original, view = PixelMap(embeddings[:scenes], stride), PixelMap(embeddings[scenes:], stride)
+        with phase("loss"):
+            if self.equivariance and self.equivariance.target == "features":
+                return feature_equivariance(view, original, transforms)
+            queries = self.segmenter.queries(outputs, assignment[assignment.image >= scenes])
+            queries = replace(queries, image=queries.image - scenes)
+            return equivariance_loss(self.segmenter, queries, targets[scenes:], original, transforms)
+
+    def _extra(
+        self,
+        original: PixelMap,
+        views: Images,
+        view_targets: Sequence[Targets],
+        transforms: Sequence[Transform],
+        phase: Phase,
+    ) -> Tensor:
+        """Eq. 8 or 6, with a forward of the views of its own."""
+        with phase("forward"):
+            outputs = self.segmenter(views)
+        if self.equivariance and self.equivariance.target == "features":
+            with phase("loss"):
+                return feature_equivariance(outputs.pixels, original, transforms)
+        with phase("assign"):
+            assignment = self.segmenter.assign(outputs, view_targets)
+        with phase("loss"):
+            queries = self.segmenter.queries(outputs, assignment)
+            return equivariance_loss(self.segmenter, queries, view_targets, original, transforms)
+
+    def algorithm_state(self) -> dict[str, Tensor]:
+        """What the algorithm remembers beside the segmenter's weights, for a checkpoint of training."""
+        return {"steps": torch.tensor(self.steps), **{f"memory/{k}": v for k, v in self.memory.state_dict().items()}}
+
+    def load_algorithm_state(self, state: Mapping[str, Tensor], device: torch.device | str = "cpu") -> None:
+        """The inverse."""
+        self.steps = int(state["steps"])
+        memory = {k.removeprefix("memory/"): v for k, v in state.items() if k.startswith("memory/")}
+        self.memory.load_state_dict(memory, device)
+
+
+def _joined(images: Images, views: Images) -> Images:
+    return Images(torch.cat([images.pixels, views.pixels]), images.sizes + views.sizes)

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from uniquery.data.coco import CocoData
 from uniquery.errors import ConfigError
-from uniquery.querying import BaseObjective
+from uniquery.querying import UniqueQuerying
 from uniquery.querying.contract import Segmenter
 from uniquery.segmenters import build_segmenter
 from uniquery.training.checkpoint import ModelCard, TrainerState
@@ -27,7 +27,7 @@ class Run:
     config: Config
     card: ModelCard
     model: Segmenter[Any, Any, Any]
-    objective: BaseObjective
+    objective: UniqueQuerying
     optimizer: Optimizer
     average: AveragedWeights | None
     steps: int
@@ -60,7 +60,7 @@ def build_run(config: Config, data: CocoData) -> Run:
     steps = settings.steps or max(1, round((settings.epochs or 0) * len(data) / effective))
     optimizer = build_optimizer(model, config.optim, effective)
     average = AveragedWeights(model, settings.ema) if settings.ema else None
-    return Run(config, card, model, BaseObjective(model), optimizer, average, steps, device)
+    return Run(config, card, model, UniqueQuerying(model), optimizer, average, steps, device)
 
 
 def trainer_state(run: Run) -> TrainerState:

@@ -1,0 +1,190 @@
+"""The whole objective on a small CondInst: identities, limit cases, state."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from uniquery.backbones import BackboneConfig
+from uniquery.querying import Equivariance, InterScene, TransformGroup, UniqueQuerying, instance_balanced
+from uniquery.segmenters import build_segmenter
+from uniquery.segmenters.condinst import CondInstConfig
+from uniquery.structures import Images, Targets, mask_boxes
+
+IDENTITY = TransformGroup(flip=0.0, crop=None)
+BOTH = {"inter": InterScene(capacity=500, sampler=instance_balanced(5)), "equivariance": Equivariance()}
+
+
+def segmenter(seed=0):
+    torch.manual_seed(seed)
+    config = CondInstConfig(channels=32, head_convs=1, mask_channels=32, mask_convs=1, mask_norm="group", levels=4)
+    return build_segmenter(config, BackboneConfig(name="tiny", weights="random"), 3).train()
+
+
+def batch(counts=(3, 2), size=96, first_id=0):
+    torch.manual_seed(1)
+    ys, xs = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
+    targets = []
+    for i, count in enumerate(counts):
+        masks = torch.zeros(count, size, size, dtype=torch.bool)
+        for k in range(count):
+            y, x, r = 16 + 20 * k, 24 + 18 * k, 8 + 4 * k
+            masks[k] = (ys - y) ** 2 + (xs - x) ** 2 < r**2
+        targets.append(Targets(torch.arange(count) % 3, mask_boxes(masks), masks, first_id + i))
+    pixels = torch.randint(0, 256, (len(counts), 3, size, size), dtype=torch.uint8)
+    return Images(pixels, ((size, size),) * len(counts)), targets
+
+
+def test_off_is_the_base_to_the_bit():
+    model = segmenter()
+    images, targets = batch()
+    outputs = model(images)
+    base = model.losses(outputs, targets, model.assign(outputs, targets))
+    ours = UniqueQuerying(model)(images, targets)
+    assert list(ours) == list(base)
+    assert all(torch.equal(ours[name], base[name]) for name in base)
+
+
+@pytest.mark.parametrize("views", ["paired", "extra"])
+def test_identity_makes_l_equi_the_base_mask_loss(views):
+    model = segmenter()
+    images, targets = batch()
+    base = UniqueQuerying(model)(images, targets)["loss_mask"]
+    ours = UniqueQuerying(model, equivariance=Equivariance(weight=3.0, group=IDENTITY, views=views))(images, targets)
+    assert ours["loss_equi"].item() == pytest.approx(3 * base.item(), rel=1e-5)
+    assert ours["loss_mask"].item() == pytest.approx(base.item(), rel=1e-5)
+
+
+def test_identity_makes_feature_equivariance_zero():
+    settings = Equivariance(group=IDENTITY, target="features")
+    losses = UniqueQuerying(segmenter(), equivariance=settings)(*batch())
+    assert losses["loss_equi"].item() == pytest.approx(0, abs=1e-9)
+
+
+def test_an_untrained_net_does_not_follow_a_flip():
+    losses = UniqueQuerying(
+        segmenter(), equivariance=Equivariance(group=TransformGroup(flip=1.0, crop=None), target="features")
+    )(*batch())
+    assert losses["loss_equi"].item() > 1e-6
+
+
+def test_lambda_zero_is_plain_augmentation():
+    losses = UniqueQuerying(segmenter(), equivariance=Equivariance(weight=0.0))(*batch())
+    assert "loss_equi" not in losses
+
+
+def test_gradients_of_l_equi_reach_queries_of_the_view_and_features_of_the_original():
+    model = segmenter()
+    losses = UniqueQuerying(model, equivariance=Equivariance(views="extra"))(*batch())
+    losses["loss_equi"].backward()
+    assert model.head.controller.weight.grad.abs().sum() > 0
+    assert model.mask_branch.tower[-1].weight.grad.abs().sum() > 0
+
+
+def test_inter_scene_ignores_the_current_image_its_view_and_its_last_visit():
+    objective = UniqueQuerying(segmenter(), inter=InterScene(capacity=5000), equivariance=Equivariance(group=IDENTITY))
+    images, targets = batch(counts=(3,), first_id=42)
+    for _ in range(3):
+        losses = objective(images, targets)
+        assert len(objective.memory) > 0
+        assert losses["loss_inter"].item() == 0
+
+
+def test_inter_scene_sees_other_images_and_trains_the_filters_only():
+    model = segmenter()
+    objective = UniqueQuerying(model, inter=InterScene(capacity=5000))
+    loss = objective(*batch())["loss_inter"]
+    assert loss.item() > 0
+    loss.backward()
+    assert model.head.controller.weight.grad.abs().sum() > 0
+    assert model.mask_branch.tower[-1].weight.grad is None
+
+
+def test_ramp_and_weight():
+    plain, ramped = (
+        UniqueQuerying(segmenter(), inter=InterScene(weight=w, ramp_steps=r, capacity=0))
+        for w, r in ((1.0, 0), (2.0, 4))
+    )
+    images, targets = batch()
+    shares = []
+    for _ in range(5):
+        torch.manual_seed(3)
+        a = plain(images, targets)["loss_inter"]
+        torch.manual_seed(3)
+        b = ramped(images, targets)["loss_inter"]
+        shares.append((b / a).item())
+    assert shares == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0], rel=1e-4)
+
+
+def test_caps_on_queries_and_negatives():
+    settings = InterScene(capacity=5000, max_queries=2, negatives_per_step=3)
+    loss = UniqueQuerying(segmenter(), inter=settings)(*batch())["loss_inter"]
+    assert math.isfinite(loss.item())
+
+
+@pytest.mark.parametrize("counts", [(3, 2), (0, 0), (0, 3), (1,)])
+@pytest.mark.parametrize("views", ["paired", "extra"])
+def test_finite_losses_and_a_gradient_for_every_parameter(counts, views):
+    model = segmenter()
+    settings = {**BOTH, "equivariance": Equivariance(views=views)}
+    losses = UniqueQuerying(model, **settings)(*batch(counts))
+    sum(losses.values()).backward()
+    assert all(torch.isfinite(loss) for loss in losses.values())
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+
+
+@pytest.mark.parametrize("group", [TransformGroup(rotate=(0, 60), scale=(0.5, 2.0)), TransformGroup(combine="choose")])
+def test_the_enlarged_family_trains(group):
+    losses = UniqueQuerying(segmenter(), equivariance=Equivariance(group=group))(*batch())
+    sum(losses.values()).backward()
+    assert all(torch.isfinite(loss) for loss in losses.values())
+
+
+def test_bfloat16_is_close():
+    images, targets = batch()
+    values = []
+    for enabled in (False, True):
+        torch.manual_seed(5)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            losses = UniqueQuerying(segmenter(), **BOTH)(images, targets)
+        sum(losses.values()).backward()
+        values.append({name: loss.item() for name, loss in losses.items()})
+    for name in values[0]:
+        assert values[1][name] == pytest.approx(values[0][name], rel=0.1, abs=1e-3), name
+
+
+def test_same_parameters_as_the_segmenter():
+    model = segmenter()
+    names = {name.removeprefix("segmenter.") for name in UniqueQuerying(model, **BOTH).state_dict()}
+    assert names == set(model.state_dict())
+
+
+def test_a_restored_objective_goes_on_the_same():
+    images, targets = batch()
+    first = UniqueQuerying(segmenter(), **BOTH)
+    for _ in range(2):
+        first(images, targets)
+    second = UniqueQuerying(copy.deepcopy(first.segmenter), **BOTH)
+    second.load_algorithm_state({k: v.clone() for k, v in first.algorithm_state().items()})
+    results = []
+    for objective in (first, second):
+        torch.manual_seed(9)
+        results.append(objective(images, targets))
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+    assert second.steps == first.steps
+
+
+def test_evaluation_does_not_write_to_the_memory():
+    objective = UniqueQuerying(segmenter(), **BOTH).eval()
+    objective(*batch())
+    assert len(objective.memory) == 0
+
+
+def test_bad_settings():
+    with pytest.raises(ValueError, match="negative"):
+        Equivariance(weight=-1)
+    with pytest.raises(ValueError, match="negative"):
+        InterScene(weight=-1)

@@ -184,9 +184,16 @@ class TestResize:
         assert torch.equal(resize(Sample(larger.image, larger.masks, larger.labels), (48, 60)).masks, sample.masks)
 
     def test_smaller_images_are_averages(self):
-        stripes = torch.tensor([0, 200], dtype=torch.uint8).repeat(32).expand(3, 64, 64)
+        stripes = torch.tensor([0, 0, 0, 200], dtype=torch.uint8).repeat(16).expand(3, 64, 64)
         small = resize(Sample(stripes, torch.zeros(0, 64, 64).byte(), torch.zeros(0).long()), (16, 16)).image
-        assert (small[:, :, 2:-2].float() - 100).abs().max() <= 8
+        assert (small[:, :, 2:-2].float() - 50).abs().max() <= 15
+
+    @pytest.mark.parametrize("size", [(20, 32), (48, 8), (71, 64)])  # widths at which no pixel lies between two
+    def test_mirroring_before_and_after_is_the_same(self, size):
+        sample = noisy()
+        mirrored = resize(Sample(sample.image.flip(2), sample.masks.flip(2), sample.labels), size)
+        assert torch.equal(mirrored.masks.flip(2), resize(sample, size).masks)
+        assert (mirrored.image.flip(2).int() - resize(sample, size).image.int()).abs().max() <= 1
 
 
 class TestAugment:

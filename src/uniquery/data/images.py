@@ -94,8 +94,6 @@ def _to_rgb(image: Image.Image) -> npt.NDArray[np.uint8]:
         scale = 257 if values.max(initial=0) > 255 else 1
         gray = np.clip(np.rint(values / scale), 0, 255).astype(np.uint8)
         return np.repeat(gray[..., None], 3, axis=2)
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")
     return np.asarray(image.convert("RGB"))
 
 

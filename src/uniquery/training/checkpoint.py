@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from uniquery.backbones import BackboneConfig
 from uniquery.data.coco import Category, CocoData
-from uniquery.errors import CheckpointError
-from uniquery.files import folder_replaced
+from uniquery.errors import CheckpointError, UserError
+from uniquery.files import folder_replaced, recover_folder
 from uniquery.querying.contract import Segmenter
 from uniquery.segmenters import SegmenterConfig, build_segmenter
 from uniquery.training.config import TestSizeConfig
@@ -89,11 +89,14 @@ def save_checkpoint(
     folder: Path, state: Mapping[str, Tensor], card: ModelCard, trainer: TrainerState | None = None
 ) -> None:
     """Replaces a checkpoint folder as a whole."""
-    with folder_replaced(folder) as temporary:
-        save_file(_plain(state), temporary / MODEL_FILE, metadata=card.to_metadata())
-        if trainer is not None:
-            save_file(_plain(trainer.tensors), temporary / TENSORS_FILE)
-            (temporary / STATE_FILE).write_text(json.dumps(trainer.values))
+    try:
+        with folder_replaced(folder) as temporary:
+            save_file(_plain(state), temporary / MODEL_FILE, metadata=card.to_metadata())
+            if trainer is not None:
+                save_file(_plain(trainer.tensors), temporary / TENSORS_FILE)
+                (temporary / STATE_FILE).write_text(json.dumps(trainer.values))
+    except SafetensorError as error:  # how safetensors tells of a full disk
+        raise UserError(f"Cannot write {folder}: {error}.") from None
 
 
 def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -102,6 +105,7 @@ def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def load_trainer_state(folder: Path) -> TrainerState:
     """What a run left to resume from."""
+    recover_folder(folder)
     try:
         values = json.loads((folder / STATE_FILE).read_text())
         return TrainerState(load_file(folder / TENSORS_FILE), values)

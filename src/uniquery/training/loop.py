@@ -55,8 +55,9 @@ def train(config: Config, *, resume: bool = False, console: Console | None = Non
     data, val = load_splits(config)
     run = build_run(config, data)
     if resume:
+        saved = load_trainer_state(folder / "last")
         check_classes_unchanged(read_card(folder / "last"), data)
-        restore(run, load_trainer_state(folder / "last"))
+        restore(run, saved)
     else:
         if config.train.init_from:
             console.print(f"init_from {config.train.init_from}: {init_from(run.model, config.train.init_from)}")

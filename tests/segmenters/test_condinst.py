@@ -137,17 +137,18 @@ class TestPredict:
             assert 0.05 < instances.masks.float().mean() < 0.95
 
     @torch.no_grad()
-    def test_the_threshold_is_of_the_class_alone(self, batch):
-        """As in the original: centerness ranks what passes, and does not decide what passes."""
+    def test_the_threshold_is_of_class_times_centerness(self, batch):
         model = small("condinst", score_threshold=0.05).eval()
-        model.head.centerness.bias.fill_(-9.0)
         model.head.classes.bias.fill_(0.0)
+        model.head.centerness.bias.fill_(-2.0)
         outputs = model(batch[0])
-        _, labels, scores = model._candidates(outputs, 0)
-        probabilities = outputs.logits[0].sigmoid()
-        assert len(scores) == (probabilities > 0.05).sum() > 100
-        assert scores.max() ** 2 < 0.05
+        location, labels, scores = model._candidates(outputs, 0)
+        both = outputs.logits[0].sigmoid() * outputs.centerness[0].sigmoid()[:, None]
+        assert len(scores) == (both > 0.05).sum() > 100
+        assert (scores**2 > 0.05).all()
         assert set(labels.tolist()) == set(range(NUM_CLASSES))
+        model.head.centerness.bias.fill_(-9.0)
+        assert len(model._candidates(model(batch[0]), 0)[0]) == 0
 
     @torch.no_grad()
     def test_candidates_are_the_best_of_each_level(self, batch):
@@ -162,7 +163,7 @@ class TestPredict:
                 for at in (outputs.strides == stride).nonzero().flatten().tolist():
                     centre = outputs.centerness[i, at].sigmoid()
                     for c, p in enumerate(outputs.logits[i, at].sigmoid()):
-                        if p > 0.3:
+                        if p * centre > 0.3:
                             found.append((at, c, (p * centre).sqrt().item()))
                 expected += sorted(found, key=lambda pair: -pair[2])[:5]
             ours = sorted(ours)

@@ -59,7 +59,7 @@ class CondInstConfig(BaseModel):
         None, description="box sizes that separate the levels, in pixels; None: 8 strides of each level"
     )
     max_queries: int = Field(500, gt=0, description="positives that decode a mask in a training step")
-    score_threshold: float = Field(0.05, ge=0, le=1, description="of the class probability alone")
+    score_threshold: float = Field(0.05, ge=0, le=1, description="of class × centerness, before the square root")
     candidates: int = Field(1000, gt=0, description="per level, before suppression")
     nms_threshold: float = Field(0.6, ge=0, le=1)
     max_detections: int = Field(100, gt=0)
@@ -275,15 +275,13 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
     def _candidates(self, outputs: CondInstOutputs, i: int) -> tuple[Tensor, Tensor, Tensor]:
         """Location, class and score of the best pairs of each level."""
         classes = outputs.logits.shape[2]
-        of_class = outputs.logits[i].float().sigmoid()  # (L, C)
-        is_candidate = of_class > self.config.score_threshold
-        scores = of_class * is_candidate * outputs.centerness[i].float().sigmoid()[:, None]
+        scores = outputs.logits[i].float().sigmoid() * outputs.centerness[i].float().sigmoid()[:, None]  # (L, C)
         chosen = []
         for stride in self.reaches:
             of_level = (outputs.strides == stride).nonzero().flatten()
             flat = scores[of_level].flatten()
             best, index = flat.topk(min(self.config.candidates, len(flat)))
-            index = index[best > 0]
+            index = index[best > self.config.score_threshold]
             chosen.append(of_level[index // classes] * classes + index % classes)
         pairs = torch.cat(chosen)
         return pairs // classes, pairs % classes, scores.flatten()[pairs].sqrt()

@@ -142,7 +142,7 @@ class TestPredict:
         model.head.classes.bias.fill_(0.0)
         model.head.centerness.bias.fill_(-2.0)
         outputs = model(batch[0])
-        location, labels, scores = model._candidates(outputs, 0)
+        _, labels, scores = model._candidates(outputs, 0)
         both = outputs.logits[0].sigmoid() * outputs.centerness[0].sigmoid()[:, None]
         assert len(scores) == (both > 0.05).sum() > 100
         assert (scores**2 > 0.05).all()

@@ -22,6 +22,9 @@ class _Moves:
     def to(self, device: torch.device | str) -> Self:
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
+    def detach(self) -> Self:
+        return self._map(Tensor.detach)
+
     def pin_memory(self) -> Self:
         return self._map(Tensor.pin_memory)
 

@@ -34,7 +34,7 @@ def fails(capsys, *arguments) -> str:
 
 
 def test_every_command_has_help_with_an_example(capsys):
-    names = ["demo", "train", "eval", "predict", "report", "config show", "config list", "data make-scenes"]
+    names = ["demo", "train", "eval", "predict", "diagnose", "report", "config show", "config list", "data make-scenes"]
     for name in [*names, "data check", "data preview"]:
         with pytest.raises(SystemExit) as stop:
             build_parser().parse_args([*name.split(), "--help"])
@@ -74,6 +74,18 @@ def test_eval_sweeps_thresholds(trained, capsys):
     assert main(["eval", str(trained / "runs" / "small"), "--sweep-threshold", "--workers", "0"]) == 0
     out = capsys.readouterr().out
     assert all(f"{t}" in out for t in (0.2, 0.5, 0.7))
+
+
+def test_diagnose(trained, tmp_path, capsys):
+    run = str(trained / "runs" / "small")
+    assert main(["diagnose", run, "--json", str(tmp_path / "d.json"), "--picture", str(tmp_path / "d.png")]) == 0
+    out = capsys.readouterr().out
+    assert "instances of other images" in out
+    assert "mask threshold" in out
+    figures = json.loads((tmp_path / "d.json").read_text())
+    assert 0 <= figures["cross_scene"]["mean"] <= figures["cross_scene"]["p99"] <= 1
+    assert set(figures["equivariance"]) == {"flip", "crop", "rotate 30°", "scale 0.7"}
+    assert Image.open(tmp_path / "d.png").size[0] > 150
 
 
 def test_eval_of_results_from_anywhere(scenes, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from small_runs import small_config
 from uniquery.backbones import BackboneConfig
-from uniquery.errors import CheckpointError, UserError
+from uniquery.errors import CheckpointError, ConfigError, UserError
 from uniquery.segmenters import build_segmenter
 from uniquery.segmenters.condinst import CondInstConfig
 from uniquery.training import loop
@@ -24,9 +25,13 @@ class Stopped(Exception):
     """Stands for a kill."""
 
 
+ALGORITHM = ["querying.inter={capacity: 40, sampling: {count: 3}}", "querying.equivariance={}"]
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_resumed_run_is_bit_identical(scenes, tmp_path, monkeypatch, accumulate):
-    changes = [f"train.accumulate={accumulate}", "train.steps=6", "model.max_queries=2"]
+@pytest.mark.parametrize("algorithm", [[], ALGORITHM], ids=["base", "algorithm"])
+def test_a_resumed_run_is_bit_identical(scenes, tmp_path, monkeypatch, accumulate, algorithm):
+    changes = [f"train.accumulate={accumulate}", "train.steps=6", "model.max_queries=2", *algorithm]
     whole = load_config(small_config(tmp_path, scenes), [*changes, "name=whole"])
     loop.train(whole)
 
@@ -199,3 +204,40 @@ def test_tensorboard(scenes, tmp_path):
     config = load_config(small_config(tmp_path, scenes), ["train.tensorboard=true", "train.steps=1"])
     loop.train(config)
     assert list((config.folder / "tensorboard").iterdir())
+
+
+def test_the_algorithm_trains_and_leaves_a_plain_model(scenes, tmp_path):
+    config = load_config(small_config(tmp_path, scenes), ALGORITHM)
+    loop.train(config)
+    lines = [json.loads(line) for line in (config.folder / "metrics.jsonl").read_text().splitlines()]
+    assert {"loss_inter", "loss_equi"} <= set(lines[0]["losses"])
+    watched = [line["querying"] for line in lines if line["kind"] == "train"]
+    assert watched[-1]["memory_fill"] == 40
+    assert all(0 <= w["hard_negatives"] <= 1 and 0 <= w["cross_scene_response"] <= 1 for w in watched)
+    model, _ = load_model(config.folder)
+    plain = build_segmenter(config.model, config.backbone, 3)
+    assert set(model.state_dict()) == set(plain.state_dict())
+    tensors = load_trainer_state(config.folder / "last").tensors
+    assert len(tensors["algorithm/memory/embeddings"]) == 40
+
+
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [
+        ("querying.inter.capacity=-1", "querying.inter.capacity"),
+        ("querying.inter.sampling.count=0", "querying.inter.sampling.count"),
+        ("querying.equivariance.crop=[0.5, 1.2]", "querying.equivariance.crop"),
+        ("querying.equivariance.weight=-3", "querying.equivariance.weight"),
+        ("querying.equivariance.rotate=[9, 1]", "smaller angle first"),
+        ("querying.intre={}", "Did you mean 'inter'"),
+    ],
+)
+def test_settings_of_the_algorithm_that_cannot_be(scenes, tmp_path, override, word):
+    with pytest.raises(ConfigError, match=re.escape(word)):
+        load_config(small_config(tmp_path, scenes), [override])
+
+
+def test_an_odd_batch_cannot_be_paired(scenes, tmp_path):
+    with pytest.raises(ConfigError, match="must be even with paired views"):
+        load_config(small_config(tmp_path, scenes), ["train.batch_size=3", "querying.equivariance={}"])
+    load_config(small_config(tmp_path, scenes), ["train.batch_size=3", "querying.equivariance={views: extra}"])

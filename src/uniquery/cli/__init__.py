@@ -11,10 +11,10 @@ import sys
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from uniquery import __version__
-from uniquery.cli import config, data, demo, eval, predict, report, train  # noqa: A004
+from uniquery.cli import config, data, demo, diagnose, eval, predict, report, train  # noqa: A004
 from uniquery.errors import UserError
 
-COMMANDS = (demo, train, eval, predict, report, config, data)
+COMMANDS = (demo, train, eval, predict, diagnose, report, config, data)
 
 
 def build_parser() -> argparse.ArgumentParser:

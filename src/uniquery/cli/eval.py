@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from uniquery.errors import UserError
 from uniquery.evaluation import Metrics, class_table, evaluate, table
 from uniquery.evaluation.inference import category_ids_by_name, coco_results, predict_data
 from uniquery.files import write_atomically
-from uniquery.training.checkpoint import check_classes, load_model
-from uniquery.training.config import SplitConfig, parse_config, read_yaml
+from uniquery.querying import Segmenter
+from uniquery.training.checkpoint import ModelCard, check_classes, load_model
+from uniquery.training.config import Config, SplitConfig, parse_config, read_yaml
 from uniquery.training.run import choose_device
 
+COCO_DETECTIONS = 100
 SWEEP = (0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7)
 
 
@@ -37,7 +40,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--results", type=Path, help="score this COCO results json instead of a model")
     parser.add_argument("--annotations", type=Path, help="the ground truth for --results")
     parser.add_argument("--type", choices=("segm", "bbox", "both"), default="both", help="masks, boxes or both")
-    parser.add_argument("--max-detections", type=int, default=100, help="best detections of an image that count")
+    parser.add_argument(
+        "--max-detections", type=int, help="best detections of an image that count; by default the run's own, or 100"
+    )
     parser.add_argument("--backend", choices=("hotcoco", "pycocotools"), default="hotcoco")
     parser.add_argument("--mask-threshold", type=float, help="instead of the model's own")
     parser.add_argument("--sweep-threshold", action="store_true", help="table AP over mask thresholds")
@@ -57,48 +62,66 @@ def run(args: argparse.Namespace) -> None:
         return
     if args.model is None:
         raise UserError("Give a model to score, or --results with --annotations.")
-    data, by_threshold = _predict(args, console)
-    ids = data.image_ids.tolist()
+    model, card, data = open_model_and_data(args)
     if args.sweep_threshold:
-        console.print(
-            _sweep_table({t: _score_one(args, data.annotations, r, "segm", ids) for t, r in by_threshold.items()})
-        )
+        console.print(sweep_table(sweep_thresholds(args, model, card, data, console)))
         return
-    (results,) = by_threshold.values()
+    (results,) = _predict(args, model, card, data, (args.mask_threshold,), console).values()
     if args.save:
         write_atomically(args.save, json.dumps(results))
-    _show(console, args, _score(args, data.annotations, results, ids))
+    _show(console, args, _score(args, data.annotations, results, data.image_ids.tolist()))
 
 
-def _predict(args: argparse.Namespace, console: Console) -> tuple[CocoData, dict[float | None, list[dict[str, Any]]]]:
+def open_model_and_data(args: argparse.Namespace) -> tuple[Segmenter[Any, Any, Any], ModelCard, CocoData]:
+    """The model, what it says of itself, and the data to look at: the given one, or its run's own."""
     model, card = load_model(args.model, choose_device(args.device))
-    split = _split(args)
+    config = _config_of_run(args.model)
+    split = config.data.val if config else None
+    if args.data:
+        split = SplitConfig(annotations=args.data[0], images=args.data[1])
+    if split is None:
+        raise UserError(f"{args.model} does not say what to score it on: add --data ANNOTATIONS IMAGES.")
+    if args.max_detections is None:
+        args.max_detections = config.eval.max_detections if config else COCO_DETECTIONS
     data = CocoData(split.annotations, split.images)
     data.check_files_exist()
     check_classes(card, data.classes, str(split.annotations))
+    return model, card, data
+
+
+def _config_of_run(model: Path) -> Config | None:
+    for folder in (model, model.parent, model.parent.parent):
+        file = folder / "config.yaml"
+        if file.is_file():
+            return parse_config(read_yaml(file), where=str(file))
+    return None
+
+
+def sweep_thresholds(
+    args: argparse.Namespace, model: Segmenter[Any, Any, Any], card: ModelCard, data: CocoData, console: Console
+) -> dict[float | None, Metrics]:
+    """Mask AP at each of several mask thresholds, from one pass over the data."""
+    results = _predict(args, model, card, data, SWEEP, console)
+    return {t: _score_one(args, data.annotations, r, "segm", data.image_ids.tolist()) for t, r in results.items()}
+
+
+def _predict(
+    args: argparse.Namespace,
+    model: Segmenter[Any, Any, Any],
+    card: ModelCard,
+    data: CocoData,
+    thresholds: Sequence[float | None],
+    console: Console,
+) -> dict[float | None, list[dict[str, Any]]]:
     ids = category_ids_by_name([c.name for c in card.categories], data)
-    thresholds: tuple[float | None, ...] = SWEEP if args.sweep_threshold else (args.mask_threshold,)
     results: dict[float | None, list[dict[str, Any]]] = {t: [] for t in thresholds}
     items = EvaluationItems(data, card.test_size.short, card.test_size.longest)
     with progress_bar("predicting", console) as progress:
-        for image_id, versions in predict_data(
-            model, items, thresholds=thresholds, workers=args.workers, progress=progress
-        ):
+        predictions = predict_data(model, items, thresholds=thresholds, workers=args.workers, progress=progress)
+        for image_id, versions in predictions:
             for threshold, instances in zip(thresholds, versions, strict=True):
                 results[threshold] += coco_results(image_id, instances, ids)
-    return data, results
-
-
-def _split(args: argparse.Namespace) -> SplitConfig:
-    if args.data:
-        return SplitConfig(annotations=args.data[0], images=args.data[1])
-    for folder in (args.model, args.model.parent, args.model.parent.parent):
-        if (folder / "config.yaml").is_file():
-            file = folder / "config.yaml"
-            val = parse_config(read_yaml(file), where=str(file)).data.val
-            if val is not None:
-                return val
-    raise UserError(f"{args.model} does not say what to score it on: add --data ANNOTATIONS IMAGES.")
+    return results
 
 
 def _score(args: argparse.Namespace, truth: Path, results: Any, ids: list[int] | None = None) -> list[Metrics]:
@@ -108,7 +131,12 @@ def _score(args: argparse.Namespace, truth: Path, results: Any, ids: list[int] |
 
 def _score_one(args: argparse.Namespace, truth: Path, results: Any, kind: Any, ids: list[int] | None = None) -> Metrics:
     return evaluate(
-        truth, results, iou_type=kind, max_detections=args.max_detections, backend=args.backend, image_ids=ids
+        truth,
+        results,
+        iou_type=kind,
+        max_detections=args.max_detections or COCO_DETECTIONS,
+        backend=args.backend,
+        image_ids=ids,
     )
 
 
@@ -122,7 +150,8 @@ def _show(console: Console, args: argparse.Namespace, metrics: list[Metrics]) ->
         write_atomically(args.json, json.dumps(content, indent=2))
 
 
-def _sweep_table(sweep: dict[float | None, Metrics]) -> Table:
+def sweep_table(sweep: dict[float | None, Metrics]) -> Table:
+    """A row for each threshold, the best in bold."""
     shown = ("AP", "AP50", "AP75", "APs", "APm", "APl")
     out = Table("mask threshold", *shown, title="mask AP over the mask threshold")
     best = max(sweep, key=lambda t: sweep[t].values["AP"] or 0)

@@ -21,6 +21,8 @@ from uniquery.querying.sampling import Sampler, instance_balanced, sample_pixels
 from uniquery.querying.transforms import Transform, TransformGroup
 from uniquery.structures import Images, PixelMap, Targets
 
+_WATCHED_QUERIES, _WATCHED_PIXELS = 64, 2048
+
 Phase = Callable[[str], AbstractContextManager[None]]
 
 
@@ -99,6 +101,7 @@ class UniqueQuerying(nn.Module):
             inter.loss if inter else PairLoss(), dot_product_scale=segmenter.dot_product_scale
         )
         self.steps = 0
+        self._last: tuple[Any, Tensor] | None = None  # queries and image ids of the last step, for `watch`
 
     def forward(
         self, images: Images, targets: Sequence[Targets], phase: Phase = lambda _: nullcontext()
@@ -136,6 +139,7 @@ class UniqueQuerying(nn.Module):
         if settings.max_queries and len(queries) > settings.max_queries:
             queries = queries[torch.randperm(len(queries), device=queries.image.device)[: settings.max_queries]]
         ids = torch.tensor([t.image_id for t in targets], device=queries.image.device)[queries.image]
+        self._last = queries.detach(), ids
         loss = self.inter_loss(queries, ids, self._negatives(settings), self.segmenter.similarity)
         ramp = min(1.0, (self.steps + 1) / settings.ramp_steps) if settings.ramp_steps else 1.0
         weighted: Tensor = settings.weight * ramp * loss
@@ -185,6 +189,23 @@ class UniqueQuerying(nn.Module):
         with phase("loss"):
             queries = self.segmenter.queries(outputs, assignment)
             return equivariance_loss(self.segmenter, queries, view_targets, original, transforms)
+
+    @torch.no_grad()
+    def watch(self) -> dict[str, float]:
+        """How full and how old the memory is, and how strongly the last step's queries fire on a part of it."""
+        stored = self.memory.read()
+        if self._last is None or stored is None or not len(stored) or not len(self._last[0]):
+            return {}
+        queries, ids = self._last[0][:_WATCHED_QUERIES], self._last[1][:_WATCHED_QUERIES]
+        seen = stored[:: max(1, len(stored) // _WATCHED_PIXELS)]
+        seen = replace(seen, embeddings=seen.embeddings.float())
+        fired = self.segmenter.similarity(queries, seen).sigmoid()[ids[:, None] != seen.image_ids]
+        return {
+            "memory_fill": float(len(self.memory)),
+            "memory_age": self.memory.mean_age(),
+            "cross_scene_response": fired.mean().item() if len(fired) else 0.0,
+            "hard_negatives": (fired > 0.5).float().mean().item() if len(fired) else 0.0,
+        }
 
     def algorithm_state(self) -> dict[str, Tensor]:
         """What the algorithm remembers beside the segmenter's weights, for a checkpoint of training."""

@@ -184,11 +184,17 @@ def _training_charts(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, li
     if len(names) <= 1:
         return {"wide": [], "narrow": [*main, norm]}
     terms = [_curves(runs, labels, name, "loss", _term(name), _NARROW) for name in names]
-    return {"wide": main, "narrow": [*terms, norm]}
+    watched = dict.fromkeys(name for run in runs for line in run.train for name in line.querying)
+    watch = [_curves(runs, labels, name.replace("_", " "), "", _watched(name), _NARROW) for name in watched]
+    return {"wide": main, "narrow": [*terms, norm, *watch]}
 
 
 def _term(name: str) -> Callable[[TrainLine], float | None]:
     return lambda line: line.losses.get(name)
+
+
+def _watched(name: str) -> Callable[[TrainLine], float | None]:
+    return lambda line: line.querying.get(name)
 
 
 def _curves(

@@ -27,6 +27,7 @@ class TrainLine(BaseModel):
         lr: learning rate.
         grad_norm: norm of the gradient before clipping.
         seconds: of each phase.
+        querying: what the algorithm watches: memory fill and age, response to other images.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -38,6 +39,7 @@ class TrainLine(BaseModel):
     lr: float | None
     grad_norm: float | None = None
     seconds: dict[str, float | None] = {}
+    querying: dict[str, float | None] = {}
 
     @property
     def total(self) -> float | None:

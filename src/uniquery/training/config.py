@@ -13,6 +13,7 @@ from uniquery.backbones import BackboneConfig
 from uniquery.data.augment import AnyAugmentation, Flip, ShortSide
 from uniquery.errors import ConfigError, did_you_mean
 from uniquery.segmenters import SegmenterConfig
+from uniquery.training.querying import QueryingConfig
 
 
 class _Settings(BaseModel):
@@ -134,11 +135,20 @@ class Config(_Settings):
     seed: int = Field(0, ge=0)
     model: Annotated[SegmenterConfig, BeforeValidator(_named)] = SegmenterConfig()
     backbone: Annotated[BackboneConfig, BeforeValidator(_named)] = BackboneConfig(name="resnet50", weights="imagenet")
+    querying: QueryingConfig = QueryingConfig()
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     train: TrainConfig = TrainConfig(epochs=12)
     eval: EvalConfig = EvalConfig()
+
+    @model_validator(mode="after")
+    def _whole_pairs(self) -> Config:
+        if self.train.batch_size % self.querying.forwards_per_scene:
+            raise ValueError(
+                f"train.batch_size counts forwards and must be even with paired views (given: {self.train.batch_size})"
+            )
+        return self
 
     @property
     def folder(self) -> Path:

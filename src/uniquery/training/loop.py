@@ -140,8 +140,10 @@ def _log_training(
         )
     lr = run.optimizer.param_groups[0]["lr"]
     seconds = clock.take()
+    watched = run.objective.watch()
+    extra = {"querying": watched} if watched else {}
     seen = run.step * run.config.train.batch_size * run.config.train.accumulate
-    log.write("train", run.step, images=seen, losses=losses, lr=lr, grad_norm=gradient, seconds=seconds)
+    log.write("train", run.step, images=seen, losses=losses, lr=lr, grad_norm=gradient, seconds=seconds, **extra)
     return f"loss {total:.3f}  lr {lr:.2g}  {sum(seconds.values()):.2f} s/step (data {seconds['data']:.2f})"
 
 
@@ -225,7 +227,7 @@ def _batches(run: Run, data: CocoData) -> Iterator[Batch]:
     settings = run.config.train
     sampler = EndlessBatches(
         len(data),
-        settings.batch_size,
+        settings.batch_size // run.config.querying.forwards_per_scene,
         run.config.seed,
         first_step=run.step * settings.accumulate,
         last_step=run.steps * settings.accumulate,

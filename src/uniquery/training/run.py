@@ -60,7 +60,7 @@ def build_run(config: Config, data: CocoData) -> Run:
     steps = settings.steps or max(1, round((settings.epochs or 0) * len(data) / effective))
     optimizer = build_optimizer(model, config.optim, effective)
     average = AveragedWeights(model, settings.ema) if settings.ema else None
-    return Run(config, card, model, UniqueQuerying(model), optimizer, average, steps, device)
+    return Run(config, card, model, config.querying.build(model), optimizer, average, steps, device)
 
 
 def trainer_state(run: Run) -> TrainerState:
@@ -72,6 +72,7 @@ def trainer_state(run: Run) -> TrainerState:
     tensors["random/cpu"] = torch.get_rng_state()
     if run.device.type == "cuda":
         tensors["random/cuda"] = torch.cuda.get_rng_state(run.device)
+    tensors |= {f"algorithm/{name}": tensor for name, tensor in run.objective.algorithm_state().items()}
     values = {"step": run.step, "best": None if math.isinf(run.best) else run.best}
     if run.average:
         tensors |= {f"average/{name}": tensor for name, tensor in run.average.state.items()}
@@ -92,6 +93,7 @@ def restore(run: Run, saved: TrainerState) -> None:
         index, slot = name.split("/")
         slots.setdefault(int(index), {})[slot] = tensor
     run.optimizer.load_state_dict({**state, "state": slots})
+    run.objective.load_algorithm_state(part("algorithm/"), run.device)
     run.step = saved.values["step"]
     run.best = -math.inf if saved.values["best"] is None else saved.values["best"]
     torch.set_rng_state(saved.tensors["random/cpu"])

@@ -1,0 +1,162 @@
+"""What the method is about, measured on any data set: do queries fire on other scenes, do predictions follow g?
+
+Letters: Q queries, P pixels, K instances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uniquery.data.augment import resize
+from uniquery.data.batch import Batch, Item, collate, load_sample
+from uniquery.data.coco import CocoData
+from uniquery.postprocess import resized_size
+from uniquery.querying import Segmenter, Transform, instance_balanced, sample_pixels
+from uniquery.querying.equivariance import feature_equivariance, view_of
+from uniquery.querying.memory import StoredPixels
+from uniquery.querying.sampling import owned_cells
+from uniquery.structures import Queries, Targets
+
+PIXELS_PER_INSTANCE = 10
+CONFIDENT = 0.5
+
+FAMILIES: dict[str, Callable[[int, int], Transform]] = {
+    "flip": lambda h, w: Transform(0, 0, h, w, flip=True),
+    "crop": lambda h, w: Transform(0, 0, max(32, h * 3 // 4 // 32 * 32), max(32, w * 3 // 4 // 32 * 32)),
+    "rotate 30°": lambda h, w: Transform(0, 0, h, w, angle=30.0),
+    "scale 0.7": lambda h, w: Transform(0, 0, h, w, scale=0.7),
+}
+
+
+@dataclass(frozen=True)
+class CrossScene:
+    """How strongly matched queries fire, as probabilities.
+
+    Attributes:
+        queries: how many were measured.
+        own: mean response on the pixels of the own instance.
+        mean: mean response on instance pixels of other images.
+        p99: its 99th percentile.
+        above_half: share of (query, pixel) pairs above 0.5.
+    """
+
+    queries: int
+    own: float
+    mean: float
+    p99: float
+    above_half: float
+
+
+@dataclass(frozen=True)
+class Equivariant:
+    """How far predictions and features are from following a transformation.
+
+    Attributes:
+        mask_error: 1 − IoU between the prediction on g(I) and g of the prediction on I, over confident instances.
+        feature_error: mean squared distance of f(g(I)) and g(f(I)), relative to the mean square of g(f(I)).
+    """
+
+    mask_error: float
+    feature_error: float
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One image as the model saw it, with what it made of it."""
+
+    batch: Batch
+    queries: Queries
+    own: Tensor
+    pixels: StoredPixels
+
+
+@torch.inference_mode()
+def read_scenes(
+    model: Segmenter[Any, Any, Any], data: CocoData, short: int, longest: int, indices: Sequence[int]
+) -> list[Scene]:
+    """Forwards images with their ground truth, and keeps matched queries and sampled instance pixels."""
+    device = next(model.parameters()).device
+    generator = torch.Generator().manual_seed(0)
+    scenes = []
+    for index in indices:
+        sample = load_sample(data, index)
+        resized = resize(sample, resized_size(*sample.size, short, longest)).without_empty()
+        batch = collate([Item(resized, int(data.image_ids[index]), sample.size)])
+        assert isinstance(batch, Batch)
+        batch = batch.to(device)
+        outputs = model(batch.images)
+        queries = model.queries(outputs, model.assign(outputs, batch.targets))
+        own = _own_response(model, queries, outputs.pixels, batch.targets[0])
+        pixels = sample_pixels(outputs.pixels, batch.targets, instance_balanced(PIXELS_PER_INSTANCE), generator)
+        scenes.append(Scene(batch, queries, own, pixels))
+    return scenes
+
+
+def _own_response(model: Segmenter[Any, Any, Any], queries: Any, pixels: Any, target: Targets) -> Tensor:
+    """(Q,) mean probability of each query on the cells of the instance that it owns."""
+    if not len(queries):
+        return torch.zeros(0)
+    probabilities = model.decode(queries, pixels).sigmoid().flatten(1)
+    owned = owned_cells(target.masks, pixels.stride)[queries.target]
+    return (probabilities * owned).sum(1) / owned.sum(1).clamp(min=1)
+
+
+@torch.inference_mode()
+def cross_scene_response(model: Segmenter[Any, Any, Any], scenes: Sequence[Scene]) -> CrossScene | None:
+    """Every scene's matched queries on the instance pixels of all other scenes; None if there is nothing to compare."""
+    responses = [
+        model.similarity(scene.queries, other.pixels).sigmoid().flatten()
+        for scene in scenes
+        for other in scenes
+        if other is not scene and len(scene.queries) and len(other.pixels)
+    ]
+    if not responses:
+        return None
+    fired = torch.cat(responses)
+    own = torch.cat([s.own for s in scenes])
+    p99 = fired.kthvalue(max(1, round(0.99 * len(fired)))).values
+    return CrossScene(len(own), own.mean().item(), fired.mean().item(), p99.item(), (fired > 0.5).float().mean().item())
+
+
+@torch.inference_mode()
+def equivariance_error(
+    model: Segmenter[Any, Any, Any], scenes: Sequence[Scene], make: Callable[[int, int], Transform]
+) -> Equivariant | None:
+    """One transformation, over all scenes; None if no scene is large enough or nothing is found."""
+    masks, features = [], []
+    for scene in scenes:
+        height, width = (side // 32 * 32 for side in scene.batch.images.sizes[0])
+        if not height or not width:
+            continue
+        g = make(height, width)
+        views, _ = view_of(scene.batch.images, scene.batch.targets, [g])
+        outputs, seen = model(scene.batch.images), model(views)
+        power = feature_equivariance(replace(seen.pixels, embeddings=seen.pixels.embeddings * 0), outputs.pixels, [g])
+        features.append((feature_equivariance(seen.pixels, outputs.pixels, [g]) / power.clamp(min=1e-12)).item())
+        masks += _mask_errors(model, outputs, seen, scene.batch.images.sizes[0], g)
+    if not masks or not features:
+        return None
+    return Equivariant(sum(masks) / len(masks), sum(features) / len(features))
+
+
+def _mask_errors(
+    model: Segmenter[Any, Any, Any], outputs: Any, seen: Any, size: tuple[int, int], g: Transform
+) -> list[float]:
+    """1 − best IoU, within the class, of each confident instance that the view still shows."""
+    (before,), (after,) = model.predict(outputs, [size]), model.predict(seen, [(g.height, g.width)])
+    before = before[before.scores >= CONFIDENT]
+    moved, found = g.on_masks(before.masks), after.masks & g.valid()
+    errors = []
+    for mask, label in zip(moved, before.labels, strict=True):
+        if not mask.any():
+            continue
+        rivals = found[after.labels == label]
+        overlap = (rivals & mask).flatten(1).sum(1)
+        union = (rivals | mask).flatten(1).sum(1).clamp(min=1)
+        errors.append(1 - (overlap / union).max().item() if len(rivals) else 1.0)
+    return errors

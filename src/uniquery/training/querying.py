@@ -1,0 +1,114 @@
+"""Settings of the algorithm, and what they build. The defaults are the paper's."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from uniquery.querying import (
+    Equivariance,
+    InterScene,
+    PairLoss,
+    Segmenter,
+    TransformGroup,
+    UniqueQuerying,
+    dense,
+    instance_balanced,
+    sparse,
+)
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SamplingConfig(_Settings):
+    """Which pixels of an image enter the memory."""
+
+    name: Literal["instance_balanced", "sparse", "dense"] = "instance_balanced"
+    count: int = Field(50, gt=0, description="pixels of each instance, or of each image if sparse")
+
+    def build(self) -> Any:
+        """The sampler."""
+        return {
+            "instance_balanced": lambda: instance_balanced(self.count),
+            "sparse": lambda: sparse(self.count),
+            "dense": dense,
+        }[self.name]()
+
+
+class InterSceneConfig(_Settings):
+    """L_inter (Eq. 5): queries must not fire on the instances of other images."""
+
+    weight: float = Field(1.0, ge=0)
+    ramp_steps: int = Field(0, ge=0, description="steps over which the weight grows from 0")
+    loss: Literal["focal", "cross_entropy", "l1", "l2"] = "focal"
+    alpha: float = Field(0.1, ge=0, lt=1, description="focal: weight of positives")
+    gamma: float = Field(2.5, ge=0, description="focal: how strongly easy pairs are discounted")
+    sampling: SamplingConfig = SamplingConfig()
+    capacity: int = Field(100_000, ge=0, description="pixels in memory; 0: the other images of the step only")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the stored embeddings")
+    negatives_per_step: int | None = Field(None, gt=0, description="read a random part of the memory; None: all")
+    max_queries: int | None = Field(None, gt=0, description="cap on the queries that take part; None: all")
+
+    def build(self) -> InterScene:
+        """The part."""
+        return InterScene(
+            weight=self.weight,
+            ramp_steps=self.ramp_steps,
+            loss=PairLoss(self.loss, self.alpha, self.gamma),
+            sampler=self.sampling.build(),
+            capacity=self.capacity,
+            dtype=self.dtype,
+            negatives_per_step=self.negatives_per_step,
+            max_queries=self.max_queries,
+        )
+
+
+class EquivarianceConfig(_Settings):
+    """L_equi (Eq. 6–8): queries and features must follow geometric transformations."""
+
+    weight: float = Field(3.0, ge=0, description="λ; 0 with paired views leaves plain augmentation (Eq. 7)")
+    views: Literal["paired", "extra"] = Field("paired", description="paired: views are half of the batch")
+    target: Literal["masks", "features"] = Field("masks", description="masks: Eq. 8; features: Eq. 6")
+    flip: float = Field(0.5, ge=0, le=1, description="probability of mirroring")
+    crop: tuple[Fraction, Fraction] | None = Field((0.6, 1.0), description="fractions of each side that are kept")
+    rotate: tuple[float, float] | None = Field(None, description="angles in degrees")
+    scale: tuple[float, float] | None = Field(None, description="factors")
+    combine: Literal["compose", "choose"] = Field("compose", description="all of them, or one for each image")
+
+    @model_validator(mode="after")
+    def _possible(self) -> EquivarianceConfig:
+        self.group()
+        return self
+
+    def group(self) -> TransformGroup:
+        """The random policy G."""
+        return TransformGroup(self.flip, self.crop, self.rotate, self.scale, self.combine)
+
+    def build(self) -> Equivariance:
+        """The part."""
+        return Equivariance(self.weight, self.group(), self.views, self.target)
+
+
+class QueryingConfig(_Settings):
+    """The two parts of the algorithm; a part that is left out is off."""
+
+    inter: InterSceneConfig | None = None
+    equivariance: EquivarianceConfig | None = None
+
+    @property
+    def forwards_per_scene(self) -> int:
+        """How many images of a batch come from one loaded scene."""
+        return 2 if self.equivariance and self.equivariance.views == "paired" else 1
+
+    def build(self, segmenter: Segmenter[Any, Any, Any]) -> UniqueQuerying:
+        """The objective."""
+        return UniqueQuerying(
+            segmenter,
+            inter=self.inter.build() if self.inter else None,
+            equivariance=self.equivariance.build() if self.equivariance else None,
+        )

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from measure import peak_gb, seconds
 from uniquery.backbones.resnet import ResNet
 from uniquery.layers.norm import ConvNorm
 from uniquery.querying import UniqueQuerying
@@ -93,24 +92,10 @@ def instances(size: int) -> Targets:
     return Targets(torch.arange(INSTANCES), torch.tensor(boxes, dtype=torch.float32), torch.stack(masks))
 
 
-def seconds(step: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    step()
-    return time.perf_counter() - began
-
-
-def peak_gb(model: str, size: int) -> float:
+def peak_of_step(model: str, size: int) -> float:
     """Largest resident memory of a process that does nothing but this step."""
     command = [sys.executable, __file__, "--model", model, "--size", str(size), "--memory-only"]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-
-
-def own_peak_gb() -> float:
-    """Not from getrusage where it can be helped: there, a child starts with the peak of its parent."""
-    status = Path("/proc/self/status")
-    if status.is_file():
-        return next(int(line.split()[1]) / 1e6 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e9
 
 
 def profile(step: Callable[[], None]) -> None:
@@ -131,7 +116,7 @@ def main() -> None:
     step = training_step(args.model, args.size)
     if args.memory_only:
         step(), step()
-        print(own_peak_gb())
+        print(peak_gb())
         return
     unit = yardstick(args.size)
     step(), unit()
@@ -143,7 +128,7 @@ def main() -> None:
         "Y_seconds": statistics.median(y for y, _ in pairs),
         "step_in_Y": statistics.median(ratios),
         "step_in_Y_spread": [ratios[0], ratios[-1]],
-        "peak_gb": peak_gb(args.model, args.size),
+        "peak_gb": peak_of_step(args.model, args.size),
         "original": ORIGINAL[args.model],
     }
     table = Table(

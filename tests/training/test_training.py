@@ -145,6 +145,23 @@ def test_init_from_reports_what_fits(scenes, tmp_path):
     assert "2 re-initialised: head.classes.weight" in str(report)
 
 
+def test_init_from_a_foreign_checkpoint(tmp_path):
+    model = build_segmenter(CondInstConfig(), BackboneConfig(name="tiny", weights="random"), 2)
+    theirs = {
+        "controller.weight": torch.full((169, 256, 3, 3), 0.5),
+        "proposal_generator.fcos_head.cls_logits.weight": torch.zeros(80, 256, 3, 3),
+        "pixel_mean": torch.zeros(3),
+    }
+    torch.save({"model": theirs}, tmp_path / "condinst.pth")
+    report = init_from(model, tmp_path / "condinst.pth")
+    assert report.loaded == ("head.controller.weight",)
+    assert report.ignored == ("head.classes.weight",)
+    assert (model.head.controller.weight == 0.5).all()
+    torch.save({"model": {"x": torch.zeros(1)}}, tmp_path / "other.pth")
+    with pytest.raises(CheckpointError, match="Nothing in"):
+        init_from(model, tmp_path / "other.pth")
+
+
 def test_a_loaded_model_predicts_the_same(scenes, tmp_path):
     config = load_config(small_config(tmp_path, scenes), ["train.steps=2"])
     loop.train(config)

@@ -75,11 +75,11 @@ class PixelMemory:
             return
         rows = self._ring(pixels)
         pixels = pixels[-self.capacity :] if len(pixels) > self.capacity else pixels
-        places = (torch.arange(len(pixels), device=pixels.embeddings.device) + self._next) % self.capacity
+        places = (torch.arange(len(pixels)) + self._next) % self.capacity
+        self._born[places] = self._pushes
         for name in _FIELDS:
             column = getattr(rows, name)
-            column[places] = getattr(pixels, name).to(column.device, column.dtype)
-        self._born[places.cpu()] = self._pushes
+            column[places.to(column.device, non_blocking=True)] = getattr(pixels, name).to(column.device, column.dtype)
         self._next = (self._next + len(pixels)) % self.capacity
         self._fill = min(self._fill + len(pixels), self.capacity)
 

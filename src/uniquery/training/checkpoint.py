@@ -19,12 +19,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from uniquery.backbones import BackboneConfig
+from uniquery.backbones.pretrained import read_tensors
 from uniquery.data.coco import Category, CocoData
 from uniquery.errors import CheckpointError, UserError
 from uniquery.files import folder_replaced, recover_folder
 from uniquery.querying.contract import Segmenter
 from uniquery.segmenters import SegmenterConfig, build_segmenter
 from uniquery.training.config import TestSizeConfig
+from uniquery.weights.adelaidet import condinst_names, is_condinst
 
 FORMAT = "uniquery/1"
 MODEL_FILE, TENSORS_FILE, STATE_FILE = "model.safetensors", "trainer.safetensors", "trainer.json"
@@ -170,16 +172,30 @@ def load_model(path: Path, device: torch.device | str = "cpu") -> tuple[Segmente
 
 
 def init_from(model: nn.Module, path: Path) -> LoadReport:
-    """Copies every weight that fits by name and shape."""
-    _, state = read_model(path)
+    """Copies every weight that fits by name and shape, from our checkpoints or from AdelaiDet's.
+
+    Raises:
+        CheckpointError: the file cannot be read, or nothing in it fits.
+    """
+    state = _foreign(path) if path.suffix in (".pth", ".pt") else read_model(path)[1]
     own = model.state_dict()
     fitting = {name: tensor for name, tensor in state.items() if name in own and own[name].shape == tensor.shape}
+    if not fitting:
+        raise CheckpointError(
+            f"Nothing in {path} fits the model: no tensor has the name and the shape of one of its own."
+        )
     model.load_state_dict(fitting, strict=False)
     return LoadReport(
         loaded=tuple(fitting),
         kept=tuple(name for name in own if name not in fitting),
         ignored=tuple(name for name in state if name not in fitting),
     )
+
+
+def _foreign(path: Path) -> dict[str, Tensor]:
+    """A state dict of another project, under our names where we know theirs."""
+    state = read_tensors(path)
+    return condinst_names(state) if is_condinst(state) else state
 
 
 def check_classes_unchanged(card: ModelCard, data: CocoData) -> None:

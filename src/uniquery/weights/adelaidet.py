@@ -32,6 +32,11 @@ def condinst_names(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {_ours(name): tensor for name, tensor in foreign.items() if not name.startswith(_NO_WEIGHTS)}
 
 
+def is_condinst(foreign: Mapping[str, Tensor]) -> bool:
+    """Whether a state dict carries AdelaiDet's names of CondInst."""
+    return any(name.startswith("proposal_generator.fcos_head.") for name in foreign) and "controller.weight" in foreign
+
+
 def _ours(name: str) -> str:
     for pattern, replacement in _CONDINST:
         renamed, count = re.subn(rf"^{pattern}", replacement, name)

@@ -1,0 +1,111 @@
+"""Cost of L_inter against its naive form and against the bare matrix products, in one run.
+
+python benchmarks/inter_loss.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+
+from measure import extra_gb, interleaved
+from uniquery.backbones import BackboneConfig
+from uniquery.querying import InterSceneLoss, StoredPixels
+from uniquery.segmenters import build_segmenter
+from uniquery.segmenters.condinst import CondInstConfig, CondInstQueries
+from uniquery.structures import Queries
+
+ALPHA, GAMMA = 0.1, 2.5
+
+
+def stored(pixels: int, channels: int) -> StoredPixels:
+    torch.manual_seed(0)
+    return StoredPixels(
+        torch.randn(pixels, channels) / channels**0.5,
+        torch.rand(pixels, 2) * 800,
+        torch.randint(100, (pixels,)),
+        torch.zeros(pixels, dtype=torch.int64),
+        torch.ones(pixels, dtype=torch.bool),
+    )
+
+
+def naive(logits: torch.Tensor, ids: torch.Tensor, memory: StoredPixels) -> torch.Tensor:
+    """All pairs at once, left to autograd."""
+    other = ids[:, None] != memory.image_ids
+    loss = (1 - ALPHA) * logits.sigmoid() ** GAMMA * F.softplus(logits) * other
+    return (loss.sum(1) / other.sum(1)).mean()
+
+
+def dot_product(form: str, queries: int, pixels: int, channels: int) -> Callable[[], object]:
+    memory = stored(pixels, channels)
+    embeddings = torch.randn(queries, channels, requires_grad=True)
+    ids = torch.arange(queries) % 100
+    loss = InterSceneLoss(dot_product_scale=1.0)
+
+    def work() -> None:
+        embeddings.grad = None
+        if form == "ours":
+            loss(Queries(embeddings, ids, ids), ids, memory).backward()
+        elif form == "naive":
+            naive(embeddings @ memory.embeddings.T, ids, memory).backward()
+        else:
+            with torch.no_grad():
+                (embeddings @ memory.embeddings.T) @ memory.embeddings
+
+    return work
+
+
+def filters(form: str, queries: int, pixels: int) -> Callable[[], object]:
+    memory = stored(pixels, 8)
+    model = build_segmenter(CondInstConfig(), BackboneConfig(name="tiny", weights="random"), 1)
+    embeddings = torch.randn(queries, 169, requires_grad=True)
+    ids = torch.arange(queries) % 100
+    located = CondInstQueries(embeddings, ids, ids, torch.rand(queries, 2) * 800, torch.full((queries,), 64.0))
+    loss = InterSceneLoss()
+
+    def work() -> None:
+        embeddings.grad = None
+        if form == "ours":
+            loss(located, ids, memory, model.similarity).backward()
+        else:
+            naive(model.similarity(located, memory), ids, memory).backward()
+
+    return work
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    dots = {f: dot_product(f, 200, 100_000, 256) for f in ("ours", "naive", "two products")}
+    nets = {f: filters(f, 128, 100_000) for f in ("ours", "naive")}
+    figures: dict[str, dict[str, float]] = {}
+    for title, works in (("200 × 100 000 × 256, dot product", dots), ("128 × 100 000, CondInst filters", nets)):
+        times = interleaved(works, args.repeats)
+        figures[title] = {f"{name}, s": statistics.median(t) for name, t in times.items()}
+    first, second = figures
+    for name in ("ours", "naive"):
+        figures[first][f"{name}, extra GB"] = extra_gb(dot_product, name, 200, 100_000, 256)
+        figures[second][f"{name}, extra GB"] = extra_gb(filters, name, 128, 100_000)
+    figures[first]["ours at 1 000 000 pixels, extra GB"] = extra_gb(dot_product, "ours", 200, 1_000_000, 256)
+    for title, values in figures.items():
+        table = Table("", "figure", "against ours", title=title)
+        for name, value in values.items():
+            unit = name.rsplit(", ", 1)[1]
+            table.add_row(name, f"{value:.3f}", f"{values[f'ours, {unit}'] / value:.2f}×" if value else "")
+        Console().print(table)
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()

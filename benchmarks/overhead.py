@@ -1,0 +1,100 @@
+"""What the algorithm costs in a whole training step, against the base objective on as many forwards, in one run.
+
+    python benchmarks/overhead.py [--height 800 --width 1344]
+
+CondInst R50, a batch of two forwards, seven instances an image, a full memory of 100 000 pixels. The base sees two
+images; `paired` sees one image and its view.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from measure import extra_gb, interleaved
+from step_time import tame
+from uniquery.backbones.resnet import ResNet
+from uniquery.querying import Equivariance, InterScene, StoredPixels, TransformGroup, UniqueQuerying
+from uniquery.segmenters.condinst import CondInst
+from uniquery.structures import Images, Targets, mask_boxes
+
+INSTANCES, CAPACITY = 7, 100_000
+FLIP = TransformGroup(flip=1.0, crop=None)
+FORMS: dict[str, tuple[int, Callable[[], dict[str, object]]]] = {
+    "base": (2, dict),
+    "inter": (2, lambda: {"inter": InterScene(capacity=CAPACITY)}),
+    "paired, flip": (1, lambda: {"equivariance": Equivariance(group=FLIP)}),
+    "both, flip": (1, lambda: {"inter": InterScene(capacity=CAPACITY), "equivariance": Equivariance(group=FLIP)}),
+    "both, flip + crop": (1, lambda: {"inter": InterScene(capacity=CAPACITY), "equivariance": Equivariance()}),
+    "both, extra": (
+        2,
+        lambda: {"inter": InterScene(capacity=CAPACITY), "equivariance": Equivariance(group=FLIP, views="extra")},
+    ),
+}
+
+
+def scene(height: int, width: int, image_id: int) -> Targets:
+    """Discs of COCO-like sizes, spread over the image."""
+    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    masks = []
+    for i in range(INSTANCES):
+        cy, cx, r = height * (0.2 + 0.6 * (i % 3) / 2), width * (i + 1) / (INSTANCES + 1), height * (0.03 + 0.03 * i)
+        masks.append((y - cy) ** 2 + (x - cx) ** 2 < r**2)
+    stacked = torch.stack(masks)
+    return Targets(torch.arange(INSTANCES), mask_boxes(stacked), stacked, image_id)
+
+
+def step(form: str, height: int, width: int) -> Callable[[], object]:
+    torch.manual_seed(0)
+    images, settings = FORMS[form]
+    backbone = tame(ResNet(50, norm="frozen", stride_in_1x1=True))
+    backbone.freeze(2)
+    objective = UniqueQuerying(CondInst(backbone, 80), **settings()).train()
+    ids = torch.arange(CAPACITY) % 1000 + 10
+    if objective.inter:
+        embeddings, locations = torch.randn(CAPACITY, 8), torch.rand(CAPACITY, 2) * width
+        objective.memory.push(StoredPixels(embeddings, locations, ids, ids * 0, ids > 0))
+    pixels = torch.randint(0, 256, (images, 3, height, width), dtype=torch.uint8)
+    batch = Images(pixels, ((height, width),) * images)
+    targets = [scene(height, width, i) for i in range(images)]
+
+    def work() -> None:
+        objective.zero_grad()
+        sum(objective(batch, targets).values()).backward()
+
+    return work
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--height", type=int, default=800)
+    parser.add_argument("--width", type=int, default=1344)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    size = (args.height, args.width)
+    times = interleaved({form: step(form, *size) for form in FORMS}, args.repeats)
+    peaks = {form: extra_gb(step, form, *size) for form in FORMS}
+    table = Table(
+        "objective", "time", "spread", "peak memory", title=f"CondInst R50, two forwards of {size[0]}×{size[1]}"
+    )
+    figures = {}
+    for form, taken in times.items():
+        ratios = sorted(t / b for t, b in zip(taken, times["base"], strict=True))
+        figures[form] = {"time": statistics.median(ratios), "memory": peaks[form] / peaks["base"]}
+        spread = f"{ratios[0]:.2f}–{ratios[-1]:.2f}"
+        table.add_row(form, f"{figures[form]['time']:.3f}×", spread, f"{figures[form]['memory']:.3f}×")
+    Console().print(table)
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -16,6 +16,7 @@ from uniquery.structures import (
     Queries,
     Targets,
     grid_locations,
+    mask_boxes,
 )
 
 
@@ -127,3 +128,7 @@ class TestInstances:
         none = instances[torch.zeros(0, dtype=torch.int64)]
         assert none.masks.shape == (0, 6, 9)
         assert none.masks.dtype == torch.bool
+
+
+def test_boxes_of_no_mask_stay_on_the_device():
+    assert mask_boxes(torch.zeros(0, 8, 8, dtype=torch.bool, device="meta")).device.type == "meta"

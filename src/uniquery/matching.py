@@ -6,23 +6,9 @@ Letters: L locations, K instances of one image.
 import torch
 from torch import Tensor
 
-from uniquery.structures import Targets
+from uniquery.structures import Targets, mask_centroids
 
 _INSTANCES_AT_ONCE = 64  # bounds the (L, K) tables on images with hundreds of instances
-
-
-def mask_centroids(masks: Tensor) -> Tensor:
-    """(K, 2): mean x, y of the pixel indices of each (H, W) mask; 0 for an empty one.
-
-    >>> mask_centroids(torch.tensor([[[False, True], [False, True]]])).tolist()
-    [[1.0, 0.5]]
-    """
-    height, width = masks.shape[-2:]
-    columns, rows = masks.sum(1).float(), masks.sum(2).float()  # (K, W), (K, H)
-    area = columns.sum(1).clamp(min=1)
-    x = columns @ torch.arange(width, device=masks.device, dtype=torch.float32) / area
-    y = rows @ torch.arange(height, device=masks.device, dtype=torch.float32) / area
-    return torch.stack([x, y], dim=1)
 
 
 def box_distances(locations: Tensor, boxes: Tensor) -> Tensor:

@@ -223,7 +223,21 @@ def mask_boxes(masks: Tensor) -> Tensor:
     """
     columns, rows = masks.any(1).to(torch.uint8), masks.any(2).to(torch.uint8)  # (K, W), (K, H)
     if not len(masks):
-        return torch.zeros(0, 4)
+        return torch.zeros(0, 4, device=masks.device)
     x0, y0 = columns.argmax(1), rows.argmax(1)
     x1, y1 = masks.shape[2] - columns.flip(1).argmax(1), masks.shape[1] - rows.flip(1).argmax(1)
     return torch.stack([x0, y0, x1, y1], dim=1).float()
+
+
+def mask_centroids(masks: Tensor) -> Tensor:
+    """(K, 2): mean x, y of the pixel indices of each (H, W) mask; 0 for an empty one.
+
+    >>> mask_centroids(torch.tensor([[[False, True], [False, True]]])).tolist()
+    [[1.0, 0.5]]
+    """
+    height, width = masks.shape[-2:]
+    columns, rows = masks.sum(1).float(), masks.sum(2).float()  # (K, W), (K, H)
+    area = columns.sum(1).clamp(min=1)
+    x = columns @ torch.arange(width, device=masks.device, dtype=torch.float32) / area
+    y = rows @ torch.arange(height, device=masks.device, dtype=torch.float32) / area
+    return torch.stack([x, y], dim=1)

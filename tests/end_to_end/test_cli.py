@@ -167,7 +167,7 @@ def test_all_config_mistakes_are_told_at_once(capsys):
     [
         ("model.chanels=64", "channels"),
         ("train.batch_size=0", "train.batch_size"),
-        ("train.epochs=3", "either epochs or steps"),
+        ("train={epochs: 3, steps: 2}", "either epochs or steps"),
         ("data.augment.0.op=flop", "flip"),
         ("nonsense", "key=value"),
         ("backbone=resnet5", "resnet50"),
@@ -273,3 +273,67 @@ def test_original_category_ids_in_results(scenes, tmp_path):
     results = json.loads((tmp_path / "runs" / "small" / "predictions.json").read_text())
     assert results
     assert {r["category_id"] for r in results} <= set(new_id.values())
+
+
+def test_names_and_paths_are_taken_as_they_are(scenes, tmp_path):
+    folder = tmp_path / "my data #2: new"
+    shutil.copytree(scenes.images("train"), folder / "images")
+    shutil.copy(scenes.annotations("train"), folder / "t.json")
+    config = small_config(tmp_path, scenes)
+    options = ["--train", str(folder / "t.json"), str(folder / "images"), "--name", "2024", "--set", "train.steps=1"]
+    assert main(["train", str(config), *options]) == 0
+    assert (tmp_path / "runs" / "2024" / "last").is_dir()
+
+
+def test_resume_auto_starts_goes_on_and_survives_a_kill_between_renames(scenes, tmp_path, capsys):
+    config = str(small_config(tmp_path, scenes))
+    run = tmp_path / "runs" / "small"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("name: small\n")  # killed before the first checkpoint
+    assert main(["train", config, "--resume", "auto"]) == 0
+    (run / "last").rename(run / ".last.old")  # killed between the two renames of a save
+    assert main(["train", config, "--resume", "auto"]) == 0
+    assert (run / "last").is_dir()
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps.count(4) == 2  # one line of training, one of evaluation
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["diagnose", "x", "--images", "0"],
+        ["eval", "x", "--workers", "-1"],
+        ["eval", "x", "--max-detections", "0"],
+        ["predict", "x", "y", "--short", "-5"],
+        ["data", "preview", "demo", "--images", "0"],
+    ],
+)
+def test_numbers_out_of_range(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert "invalid" in capsys.readouterr().err
+
+
+def test_scenes_settings_that_cannot_be(tmp_path, capsys):
+    for setting, word in (
+        ("train_images=[1", "train_images"),
+        ("clases=2", "Did you mean 'classes'"),
+        ("x", "key=value"),
+    ):
+        assert word in fails(capsys, "data", "make-scenes", tmp_path / "s", "--set", setting)
+
+
+def test_a_broken_predictions_file_costs_only_the_pictures(trained, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(trained / "runs" / "small", run)
+    (run / "predictions.json").write_text("{")
+    assert main(["report", str(run)]) == 0
+    assert "no pictures" in capsys.readouterr().err
+
+
+def test_sweep_writes_json_and_refuses_what_it_cannot_do(trained, tmp_path, capsys):
+    run = trained / "runs" / "small"
+    assert main(["eval", str(run), "--sweep-threshold", "--json", str(tmp_path / "s.json"), "--workers", "0"]) == 0
+    assert "0.5" in json.loads((tmp_path / "s.json").read_text())
+    assert "--save" in fails(capsys, "eval", run, "--sweep-threshold", "--save", tmp_path / "r.json")

@@ -165,3 +165,13 @@ def test_bad_settings():
         PairLoss(alpha=1.5)
     with pytest.raises(ValueError, match="gamma"):
         PairLoss(gamma=-1)
+
+
+def test_closed_form_under_autocast():
+    queries, ids, stored = make(dtype=torch.float32)
+    loss = InterSceneLoss(dot_product_scale=1.0)
+    plain = loss(queries, ids, stored)
+    with torch.autocast("cpu", torch.bfloat16):
+        under = loss(queries, ids, stored)
+    under.backward()
+    assert torch.equal(plain, under)

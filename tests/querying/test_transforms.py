@@ -162,3 +162,10 @@ def test_gradients_flow_through_maps():
         x = torch.rand(2, 12, 16, requires_grad=True)
         g.on_map(x, 8).sum().backward()
         assert x.grad.abs().sum() > 0
+
+
+def test_an_image_narrower_than_a_cell_stays_as_it_is():
+    group = TransformGroup(flip=1.0, rotate=(10, 20))
+    for g in group.draw([(20, 100), (100, 20)], torch.Generator().manual_seed(0)):
+        assert g.is_exact
+        assert not g.flip

@@ -19,6 +19,7 @@ from uniquery.training.checkpoint import init_from, load_model, load_trainer_sta
 from uniquery.training.config import LayerConfig, OptimConfig, ScheduleConfig, load_config
 from uniquery.training.log import MetricsLog, PhaseClock
 from uniquery.training.optim import AveragedWeights, build_optimizer, lr_factor
+from uniquery.training.querying import SamplingConfig
 
 
 class Stopped(Exception):
@@ -258,3 +259,77 @@ def test_an_odd_batch_cannot_be_paired(scenes, tmp_path):
     with pytest.raises(ConfigError, match="must be even with paired views"):
         load_config(small_config(tmp_path, scenes), ["train.batch_size=3", "querying.equivariance={}"])
     load_config(small_config(tmp_path, scenes), ["train.batch_size=3", "querying.equivariance={views: extra}"])
+
+
+def test_resume_notices_that_a_part_was_switched_off(scenes, tmp_path):
+    with_parts = load_config(small_config(tmp_path, scenes), [*ALGORITHM, "train.steps=2"])
+    loop.train(with_parts)
+    without = load_config(small_config(tmp_path, scenes), ["train.steps=2"])
+    with pytest.raises(ConfigError, match=r"querying\.inter"):
+        loop.train(without, resume=True)
+
+
+def test_resume_needs_no_pretrained_weights(scenes, tmp_path, monkeypatch):
+    config = load_config(small_config(tmp_path, scenes), ["train.steps=2"])
+    loop.train(config)
+    asked = []
+    monkeypatch.setattr(
+        "uniquery.training.run.build_segmenter",
+        lambda *a, pretrained, **k: asked.append(pretrained) or build_segmenter(*a, pretrained=pretrained, **k),
+    )
+    loop.train(config, resume=True)
+    assert asked == [False]
+
+
+def test_resume_with_other_classes(scenes, tmp_path):
+    config = load_config(small_config(tmp_path, scenes), ["train.steps=2"])
+    loop.train(config)
+    for split in ("train", "val"):
+        raw = json.loads(scenes.annotations(split).read_text())
+        raw["categories"][0]["name"] = "zebra"
+        (tmp_path / f"{split}.json").write_text(json.dumps(raw))
+        changed = config.folder / "config.yaml"
+        changed.write_text(changed.read_text().replace(str(scenes.annotations(split)), str(tmp_path / f"{split}.json")))
+    other = load_config(
+        small_config(tmp_path, scenes),
+        ["train.steps=2", *(("data." + s + ".annotations", str(tmp_path / f"{s}.json")) for s in ("train", "val"))],
+    )
+    with pytest.raises(CheckpointError, match="zebra"):
+        loop.train(other, resume=True)
+
+
+def test_a_class_subset_is_scored_on_its_own(scenes, tmp_path):
+    name = json.loads(scenes.annotations("val").read_text())["categories"][0]["name"]
+    config = load_config(small_config(tmp_path, scenes), ["train.steps=2", ("data.classes", [name])])
+    loop.train(config)
+    lines = [json.loads(line) for line in (config.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [set(line["per_class"]) for line in lines if line["kind"] == "eval"] == [{name}]
+
+
+def test_nothing_is_kept_of_a_step_that_went_astray(scenes, tmp_path):
+    changes = [
+        "optim.lr=1e30",
+        "optim.name=sgd",
+        "schedule.warmup_steps=0",
+        "train.log_every=100",
+        "train.save_every=3",
+    ]
+    config = load_config(small_config(tmp_path, scenes), [*changes, "train.eval_every=3"])
+    with pytest.raises(UserError, match="astray by step 3"):
+        loop.train(config)
+    assert not (config.folder / "last").exists()
+    assert not (config.folder / "best").exists()
+
+
+def test_setting_steps_unsets_epochs():
+    config = load_config("condinst_lite0", ["train.steps=10"])
+    assert (config.train.steps, config.train.epochs) == (10, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "wanted"), [("instance_balanced", None, 50), ("sparse", None, 500), ("sparse", 7, 7)]
+)
+def test_sampling_defaults_are_the_papers(name, count, wanted):
+    owned = torch.ones(1, 2000, dtype=torch.bool)
+    instance, _ = SamplingConfig(name=name, count=count).build()(owned, None)
+    assert len(instance) == wanted

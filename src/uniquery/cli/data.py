@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
 from uniquery import rle
-from uniquery.cli.options import add_set, add_split, command, progress_bar
+from uniquery.cli.options import add_set, add_split, command, positive, progress_bar, split_overrides
 from uniquery.data.augment import augment
 from uniquery.data.batch import load_sample
 from uniquery.data.check import DataReport, check_data
@@ -23,7 +22,7 @@ from uniquery.data.scenes import ScenesConfig, make_scenes
 from uniquery.errors import ConfigError, did_you_mean
 from uniquery.files import make_folder, write_atomically
 from uniquery.report.drawings import Drawn, grid, overlay, png_bytes
-from uniquery.training.config import load_config
+from uniquery.training.config import load_config, parse_override
 
 SHOWN = 8
 
@@ -67,14 +66,13 @@ def add_parser(commands: Any) -> None:
     preview.add_argument("config", help="a yaml file or the name of a shipped configuration")
     add_split(preview, "--train", "the data to draw; by default the configuration's")
     preview.add_argument("-o", "--output", type=Path, default=Path("preview.png"))
-    preview.add_argument("--images", type=int, default=4, help="rows")
+    preview.add_argument("--images", type=positive, default=4, help="rows")
     add_set(preview)
 
 
 def run_make_scenes(args: argparse.Namespace) -> None:
-    settings = dict(pair.split("=", 1) if "=" in pair else (pair, "") for pair in args.set)
     try:
-        config = ScenesConfig.model_validate({key: yaml.safe_load(value) for key, value in settings.items()})
+        config = ScenesConfig.model_validate(dict(parse_override(text) for text in args.set))
     except ValidationError as error:
         lines = [
             f"{e['loc'][0]}: no such setting.{did_you_mean(str(e['loc'][0]), ScenesConfig.model_fields)}"
@@ -128,8 +126,7 @@ def _histogram(title: str, counts: dict[str, int], rows: int = 40) -> Table:
 
 
 def run_preview(args: argparse.Namespace) -> None:
-    pairs = [f"data.train.{k}={v}" for k, v in zip(("annotations", "images"), args.train or (), strict=False)]
-    config = load_config(args.config, [*pairs, *args.set])
+    config = load_config(args.config, [*split_overrides("train", args.train), *args.set])
     if config.data.train is None:
         raise ConfigError("There is no data to preview: give --train ANNOTATIONS IMAGES.")
     data = CocoData(config.data.train.annotations, config.data.train.images, classes=config.data.classes)

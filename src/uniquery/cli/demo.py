@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from uniquery.cli.options import add_set, command, progress_bar
+from uniquery.cli.options import add_set, command, progress_bar, split_overrides
 from uniquery.cli.report import report_runs
 from uniquery.data.scenes import ScenesConfig, make_scenes
 from uniquery.files import make_folder
@@ -40,11 +40,12 @@ def run(args: argparse.Namespace) -> None:
     with progress_bar("drawing scenes", console) as progress:
         files = make_scenes(args.data, DEMO_SCENES, progress)
     splits = [
-        f"data.{split}.{key}={getattr(files, key)(split)}"
+        override
         for split in ("train", "val")
-        for key in ("annotations", "images")
+        for override in split_overrides(split, (files.annotations(split), files.images(split)))
     ]
-    config = load_config("demo", [*splits, f"output={args.output}", f"name={_free_name(args.output)}", *args.set])
+    place = [("output", str(args.output)), ("name", _free_name(args.output))]
+    config = load_config("demo", [*splits, *place, *args.set])
     folder = train(config, console=console)
     page = report_runs([folder], folder / "report.html")
     final = load_run(folder).final

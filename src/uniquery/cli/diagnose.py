@@ -17,7 +17,7 @@ from rich.table import Table
 from torch import Tensor
 
 from uniquery.cli.eval import open_model_and_data, sweep_table, sweep_thresholds
-from uniquery.cli.options import add_split, command
+from uniquery.cli.options import add_split, command, positive
 from uniquery.errors import UserError
 from uniquery.evaluation.diagnose import FAMILIES, Scene, cross_scene_response, equivariance_error, read_scenes
 from uniquery.files import write_atomically
@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("model", type=Path, help="a run folder, a checkpoint folder or a model file")
     add_split(parser, "--data", "the data; by default the run's own validation data")
-    parser.add_argument("--images", type=int, default=32, help="how many images to look at")
+    parser.add_argument("--images", type=positive, default=32, help="how many images to look at")
     parser.add_argument("--json", type=Path, help="write the figures as json")
     parser.add_argument("--picture", type=Path, help="draw a query's response on its own and on eight other images")
     parser.add_argument("--no-sweep", dest="sweep", action="store_false", help="leave AP over mask thresholds out")

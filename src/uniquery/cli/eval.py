@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from uniquery.cli.options import add_split, command, progress_bar
+from uniquery.cli.options import add_split, command, not_negative, positive, progress_bar
 from uniquery.data.batch import EvaluationItems
 from uniquery.data.coco import CocoData
 from uniquery.errors import UserError
@@ -41,7 +41,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--annotations", type=Path, help="the ground truth for --results")
     parser.add_argument("--type", choices=("segm", "bbox", "both"), default="both", help="masks, boxes or both")
     parser.add_argument(
-        "--max-detections", type=int, help="best detections of an image that count; by default the run's own, or 100"
+        "--max-detections",
+        type=positive,
+        help="best detections of an image that count; by default the run's own, or 100",
     )
     parser.add_argument("--backend", choices=("hotcoco", "pycocotools"), default="hotcoco")
     parser.add_argument("--mask-threshold", type=float, help="instead of the model's own")
@@ -49,7 +51,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--save", type=Path, help="write the results as COCO json")
     parser.add_argument("--json", type=Path, help="write the metrics as json")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=not_negative, default=2)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -62,14 +64,19 @@ def run(args: argparse.Namespace) -> None:
         return
     if args.model is None:
         raise UserError("Give a model to score, or --results with --annotations.")
+    if args.sweep_threshold and (args.save or args.mask_threshold is not None):
+        raise UserError("--sweep-threshold tries several thresholds: leave --save and --mask-threshold out.")
     model, card, data = open_model_and_data(args)
     if args.sweep_threshold:
-        console.print(sweep_table(sweep_thresholds(args, model, card, data, console)))
+        sweep = sweep_thresholds(args, model, card, data, console)
+        console.print(sweep_table(sweep))
+        if args.json:
+            write_atomically(args.json, json.dumps({str(t): m.values for t, m in sweep.items()}, indent=2))
         return
     (results,) = _predict(args, model, card, data, (args.mask_threshold,), console).values()
     if args.save:
         write_atomically(args.save, json.dumps(results))
-    _show(console, args, _score(args, data.annotations, results, data.image_ids.tolist()))
+    _show(console, args, _score(args, data.annotations, results, data))
 
 
 def open_model_and_data(args: argparse.Namespace) -> tuple[Segmenter[Any, Any, Any], ModelCard, CocoData]:
@@ -83,7 +90,8 @@ def open_model_and_data(args: argparse.Namespace) -> tuple[Segmenter[Any, Any, A
         raise UserError(f"{args.model} does not say what to score it on: add --data ANNOTATIONS IMAGES.")
     if args.max_detections is None:
         args.max_detections = config.eval.max_detections if config else COCO_DETECTIONS
-    data = CocoData(split.annotations, split.images)
+    classes = config.data.classes if config and not args.data else None
+    data = CocoData(split.annotations, split.images, classes=classes)
     data.check_files_exist()
     check_classes(card, data.classes, str(split.annotations))
     return model, card, data
@@ -92,7 +100,7 @@ def open_model_and_data(args: argparse.Namespace) -> tuple[Segmenter[Any, Any, A
 def _config_of_run(model: Path) -> Config | None:
     for folder in (model, model.parent, model.parent.parent):
         file = folder / "config.yaml"
-        if file.is_file():
+        if file.is_file() and (folder / "metrics.jsonl").is_file():
             return parse_config(read_yaml(file), where=str(file))
     return None
 
@@ -102,7 +110,7 @@ def sweep_thresholds(
 ) -> dict[float | None, Metrics]:
     """Mask AP at each of several mask thresholds, from one pass over the data."""
     results = _predict(args, model, card, data, SWEEP, console)
-    return {t: _score_one(args, data.annotations, r, "segm", data.image_ids.tolist()) for t, r in results.items()}
+    return {t: _score_one(args, data.annotations, r, "segm", data) for t, r in results.items()}
 
 
 def _predict(
@@ -124,19 +132,20 @@ def _predict(
     return results
 
 
-def _score(args: argparse.Namespace, truth: Path, results: Any, ids: list[int] | None = None) -> list[Metrics]:
+def _score(args: argparse.Namespace, truth: Path, results: Any, data: CocoData | None = None) -> list[Metrics]:
     kinds = ("segm", "bbox") if args.type == "both" else (args.type,)
-    return [_score_one(args, truth, results, kind, ids) for kind in kinds]
+    return [_score_one(args, truth, results, kind, data) for kind in kinds]
 
 
-def _score_one(args: argparse.Namespace, truth: Path, results: Any, kind: Any, ids: list[int] | None = None) -> Metrics:
+def _score_one(args: argparse.Namespace, truth: Path, results: Any, kind: Any, data: CocoData | None = None) -> Metrics:
     return evaluate(
         truth,
         results,
         iou_type=kind,
         max_detections=args.max_detections or COCO_DETECTIONS,
         backend=args.backend,
-        image_ids=ids,
+        image_ids=data.image_ids.tolist() if data else None,
+        category_ids=[c.id for c in data.categories] if data else None,
     )
 
 

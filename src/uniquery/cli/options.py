@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from uniquery.training.config import SplitConfig
+from uniquery.training.config import Override
 
 
 def command(
@@ -46,9 +46,26 @@ def add_split(parser: argparse.ArgumentParser, flag: str, help: str, *, required
     parser.add_argument(flag, nargs=2, type=Path, metavar=("ANNOTATIONS", "IMAGES"), help=help, required=required)
 
 
-def split(pair: list[Path] | None) -> SplitConfig | None:
-    """What `add_split` was given."""
-    return SplitConfig(annotations=pair[0], images=pair[1]) if pair else None
+def split_overrides(name: str, pair: Sequence[Path] | None) -> list[Override]:
+    """What `add_split` was given, as settings of `data.<name>`."""
+    keys = ("annotations", "images")
+    return [(f"data.{name}.{key}", str(path)) for key, path in zip(keys, pair or (), strict=False)]
+
+
+def positive(text: str) -> int:
+    """A whole number above 0, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+def not_negative(text: str) -> int:
+    """A whole number, 0 or above, for argparse."""
+    value = int(text)
+    if value < 0:
+        raise ValueError
+    return value
 
 
 @contextmanager

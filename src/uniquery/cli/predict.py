@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from uniquery.cli.options import command, progress_bar
+from uniquery.cli.options import command, positive, progress_bar
 from uniquery.data.images import SUFFIXES, read_image
 from uniquery.errors import UserError
 from uniquery.evaluation.inference import coco_results, predict_image
@@ -38,7 +38,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--score", type=float, default=0.5, help="smallest score of an instance")
     parser.add_argument("--mask-threshold", type=float, help="instead of the model's own")
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS, help="what to write")
-    parser.add_argument("--short", type=int, help="short side that the model sees; by default that of its evaluation")
+    parser.add_argument(
+        "--short", type=positive, help="short side that the model sees; by default that of its evaluation"
+    )
     parser.add_argument("--device", default="auto")
 
 

@@ -56,7 +56,7 @@ def examples(folder: Path) -> list[Example]:
     config = parse_config(read_yaml(file), where=str(file))
     try:
         return _examples(config, json.loads(predictions.read_text()))
-    except DataError as error:
+    except (DataError, ValueError, KeyError) as error:  # data or predictions that are no longer what they were
         Console(stderr=True).print(f"no pictures: {error}")
         return []
 
@@ -64,7 +64,7 @@ def examples(folder: Path) -> list[Example]:
 def _examples(config: Config, results: list[dict[str, Any]]) -> list[Example]:
     if config.data.val is None:
         return []
-    val = CocoData(config.data.val.annotations, config.data.val.images)
+    val = CocoData(config.data.val.annotations, config.data.val.images, classes=config.data.classes)
     by_image: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for result in results:
         by_image[result["image_id"]].append(result)

@@ -8,9 +8,10 @@ from typing import Any
 
 from rich.console import Console
 
-from uniquery.cli.options import add_set, add_split, command
+from uniquery.cli.options import add_set, add_split, command, split_overrides
 from uniquery.cli.report import report_runs
-from uniquery.training.config import load_config
+from uniquery.files import recover_folder
+from uniquery.training.config import Override, load_config
 from uniquery.training.loop import train
 
 
@@ -33,19 +34,17 @@ def add_parser(commands: Any) -> None:
     add_set(parser)
 
 
-def overrides(args: argparse.Namespace) -> list[str]:
+def overrides(args: argparse.Namespace) -> list[Override]:
     """The options that stand for settings; `--set` comes last and wins."""
-    given = []
-    for name in ("train", "val"):
-        if pair := getattr(args, name):
-            given += [f"data.{name}.annotations={pair[0]}", f"data.{name}.images={pair[1]}"]
-    given += [f"{key}={getattr(args, key)}" for key in ("name", "output") if getattr(args, key)]
+    given: list[Override] = [*split_overrides("train", args.train), *split_overrides("val", args.val)]
+    given += [(key, str(getattr(args, key))) for key in ("name", "output") if getattr(args, key)]
     return given + list(args.set)
 
 
 def run(args: argparse.Namespace) -> None:
     console = Console()
     config = load_config(args.config, overrides(args))
+    recover_folder(config.folder / "last")
     is_there = (config.folder / "last").is_dir()
     folder = train(config, resume=args.resume == "must" or (args.resume == "auto" and is_there), console=console)
     page = report_runs([folder], folder / "report.html")

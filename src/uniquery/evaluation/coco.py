@@ -10,7 +10,7 @@ import contextlib
 import io
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -71,6 +71,7 @@ def evaluate(
     max_detections: int = 100,
     backend: Backend = "hotcoco",
     image_ids: Sequence[int] | None = None,
+    category_ids: Sequence[int] | None = None,
 ) -> Metrics:
     """COCO's metrics of detections against ground truth; nothing given is changed.
 
@@ -84,6 +85,7 @@ def evaluate(
         max_detections: how many detections per image and category are scored, best first. COCO's own limit is 100.
         backend: what computes the numbers.
         image_ids: the images to score; all by default.
+        category_ids: the classes to score; all by default.
 
     Raises:
         DataError: ground truth or results are not sound.
@@ -98,7 +100,7 @@ def evaluate(
     _check_choice("backend", backend, _BACKENDS)
     if max_detections < 1:
         raise UserError(f"max_detections is {max_detections} and must be at least 1.")
-    known = read_truth(truth)
+    known = _only_categories(read_truth(truth), category_ids)
     chosen = _chosen(known, image_ids)
     objects = [{**one, "id": n} for n, one in enumerate(check_annotations(known, iou_type, chosen), 1)]
     detections = _detections(results, known, iou_type, chosen)
@@ -119,6 +121,14 @@ def evaluate(
         max_detections=max_detections,
         notes=_notes(objects, max_detections),
     )
+
+
+def _only_categories(truth: Truth, category_ids: Sequence[int] | None) -> Truth:
+    if category_ids is None:
+        return truth
+    kept = {i: truth.categories[i] for i in truth.categories if i in set(category_ids)}
+    annotations = [a for a in truth.annotations if a.get("category_id") in kept]
+    return replace(truth, categories=kept, annotations=annotations)
 
 
 def _chosen(truth: Truth, image_ids: Sequence[int] | None) -> frozenset[int]:

@@ -21,7 +21,8 @@ from uniquery.structures import Pixels, Queries
 Kind = Literal["focal", "cross_entropy", "l1", "l2"]
 Similarity = Callable[[Any, Pixels], Tensor]
 
-_PAIRS_AT_ONCE = 2**18  # (query, pixel) pairs of a chunk: a megabyte of logits stays in cache
+# (query, pixel) pairs of a chunk: on a CPU a megabyte of logits stays in cache, on a GPU fewer launches count.
+_PAIRS_AT_ONCE = {"cpu": 2**18, "cuda": 2**24}
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class InterSceneLoss(nn.Module):
     Args:
         loss: of a (query, pixel) pair.
         dot_product_scale: similarity is this times q · p; None asks the given similarity instead.
-        pairs_at_once: (query, pixel) pairs of a chunk.
+        pairs_at_once: (query, pixel) pairs of a chunk; None chooses by device.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class InterSceneLoss(nn.Module):
         loss: PairLoss | None = None,
         *,
         dot_product_scale: float | None = None,
-        pairs_at_once: int = _PAIRS_AT_ONCE,
+        pairs_at_once: int | None = None,
     ) -> None:
         super().__init__()
         self.loss = loss or PairLoss()
@@ -127,13 +128,15 @@ class _Pairs:
         dtype = torch.promote_types(embeddings.dtype, torch.float32)
         sums = embeddings.new_zeros(len(embeddings), dtype=dtype)
         counts, gradient = torch.zeros_like(sums), torch.zeros_like(embeddings, dtype=dtype)
-        size = max(1, self.settings.pairs_at_once // len(embeddings))
+        device = embeddings.device.type
+        size = max(1, (self.settings.pairs_at_once or _PAIRS_AT_ONCE.get(device, 2**20)) // len(embeddings))
         step = self._closed_form if self.settings.scale is not None else self._generic
-        for start in range(0, len(self.stored), size):
-            chunk = self.stored[start : start + size]
-            other = self.image_ids[:, None] != chunk.image_ids  # (Q, c)
-            sums += step(embeddings.to(dtype), chunk, other, gradient if with_gradient else None)
-            counts += other.sum(1)
+        with torch.autocast(device, enabled=False):
+            for start in range(0, len(self.stored), size):
+                chunk = self.stored[start : start + size]
+                other = self.image_ids[:, None] != chunk.image_ids  # (Q, c)
+                sums += step(embeddings.to(dtype), chunk, other, gradient if with_gradient else None)
+                counts += other.sum(1)
         counts = counts.clamp(min=1)
         return sums / counts, gradient / counts[:, None]
 

@@ -32,10 +32,10 @@ class InterScene:
 
     Attributes:
         weight: of L_inter.
-        ramp_steps: steps over which the weight grows from 0.
+        ramp_steps: training forwards over which the weight grows from 0.
         loss: of a (query, pixel) pair.
         sampler: which pixels of an image enter the memory.
-        capacity: of the memory, in pixels; 0 uses the other images of the step only.
+        capacity: of the memory, in pixels; 0 uses the other images of the same forward.
         dtype: of the stored embeddings.
         negatives_per_step: read a random part of the memory; None reads all.
         max_queries: cap on the queries that take part; None takes all.
@@ -109,12 +109,12 @@ class UniqueQuerying(nn.Module):
         """Weighted losses by name; `phase` is told which part of the work begins."""
         scenes = len(images)
         transforms: list[Transform] = []
-        if self.equivariance:
-            transforms = self.equivariance.group.draw(images.sizes)
-            views, view_targets = view_of(images, targets, transforms)
-            if self.equivariance.views == "paired":
-                images, targets = _joined(images, views), [*targets, *view_targets]
         with phase("forward"):
+            if self.equivariance:
+                transforms = self.equivariance.group.draw(images.sizes)
+                views, view_targets = view_of(images, targets, transforms)
+                if self.equivariance.views == "paired":
+                    images, targets = _joined(images, views), [*targets, *view_targets]
             outputs = self.segmenter(images)
         with phase("assign"):
             assignment = self.segmenter.assign(outputs, targets)
@@ -149,7 +149,7 @@ class UniqueQuerying(nn.Module):
         stored = self.memory.read()
         if stored is None or settings.negatives_per_step is None or len(stored) <= settings.negatives_per_step:
             return stored
-        return stored[torch.randint(len(stored), (settings.negatives_per_step,), device=stored.image_ids.device)]
+        return stored[torch.randperm(len(stored), device=stored.image_ids.device)[: settings.negatives_per_step]]
 
     def _paired(
         self,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from uniquery.querying.memory import StoredPixels
-from uniquery.structures import PixelMap, Targets
+from uniquery.structures import PixelMap, Targets, mask_centroids
 
 Sampler = Callable[[Tensor, torch.Generator | None], tuple[Tensor, Tensor]]
 
@@ -24,10 +24,8 @@ def owned_cells(masks: Tensor, stride: int) -> Tensor:
     cells = masks[:, stride // 2 :: stride, stride // 2 :: stride]  # (K, h, w)
     height, width = cells.shape[1:]
     owned = cells.flatten(1).clone()
-    area = masks.sum((1, 2)).clamp(min=1)
-    y = (masks.sum(2) * torch.arange(masks.shape[1], device=masks.device)).sum(1) / area
-    x = (masks.sum(1) * torch.arange(masks.shape[2], device=masks.device)).sum(1) / area
-    row, column = (y / stride).long().clamp(max=height - 1), (x / stride).long().clamp(max=width - 1)
+    column, row = (mask_centroids(masks) / stride).long().unbind(1)
+    row, column = row.clamp(max=height - 1), column.clamp(max=width - 1)
     centre = row * width + column
     is_lost = ~owned.any(1) & masks.flatten(1).any(1)
     owned[torch.arange(len(masks), device=masks.device), centre] |= is_lost

@@ -172,8 +172,9 @@ class TransformGroup:
         return [self._draw_one(size, fraction, generator) for size in sizes]
 
     def _draw_one(self, size: tuple[int, int], fraction: float, generator: torch.Generator | None) -> Transform:
+        """An element; the identity for an image narrower than a cell, which holds no window."""
         available = {"flip": self.flip > 0, "crop": self.crop, "rotate": self.rotate, "scale": self.scale}
-        names = [name for name, setting in available.items() if setting]
+        names = [name for name, setting in available.items() if setting] if min(size) >= CELL else []
         if self.combine == "choose" and names:
             names = [names[int(self._uniform((0, len(names)), generator))]]
         kept = fraction if "crop" in names else 1.0

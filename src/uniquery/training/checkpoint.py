@@ -119,12 +119,12 @@ def load_trainer_state(folder: Path) -> TrainerState:
 
 def model_file(path: Path) -> Path:
     """The model file that a run folder, a checkpoint folder or a file name means; a run means its best model."""
-    candidates = (
-        [path] if path.is_file() else [path / MODEL_FILE, path / "best" / MODEL_FILE, path / "last" / MODEL_FILE]
-    )
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
+    if path.is_file():
+        return path
+    for folder in (path, path / "best", path / "last"):
+        recover_folder(folder)
+        if (folder / MODEL_FILE).is_file():
+            return folder / MODEL_FILE
     raise CheckpointError(f"No checkpoint at {path}: give a run folder, a checkpoint folder or a {MODEL_FILE}.")
 
 

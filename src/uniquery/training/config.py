@@ -7,27 +7,27 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from uniquery.backbones import BackboneConfig
 from uniquery.data.augment import AnyAugmentation, Flip, ShortSide
 from uniquery.errors import ConfigError, did_you_mean
 from uniquery.segmenters import SegmenterConfig
-from uniquery.training.querying import QueryingConfig
+from uniquery.training.querying import QueryingConfig, Settings
+
+Override = str | tuple[str, Any]  # "a.b=c" with a yaml value, or the key and the value themselves
+
+_EITHER_OR = {"train.steps": "epochs", "train.epochs": "steps"}  # setting one of these unsets its sibling
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class SplitConfig(_Settings):
+class SplitConfig(Settings):
     """A COCO instance json and the folder its file names are relative to."""
 
     annotations: Path
     images: Path
 
 
-class TestSizeConfig(_Settings):
+class TestSizeConfig(Settings):
     """How images are resized for evaluation and prediction."""
 
     __test__ = False  # not a test class, whatever its name
@@ -36,7 +36,7 @@ class TestSizeConfig(_Settings):
     longest: int = Field(1333, gt=0, description="limit of the long side")
 
 
-class DataConfig(_Settings):
+class DataConfig(Settings):
     """Where the data is and how it is fed."""
 
     train: SplitConfig | None = None
@@ -48,14 +48,14 @@ class DataConfig(_Settings):
     workers: int = Field(2, ge=0, description="processes that load data")
 
 
-class LayerConfig(_Settings):
+class LayerConfig(Settings):
     """Exceptions for parameters whose name contains a given text."""
 
     lr_factor: float = Field(1.0, ge=0)
     weight_decay: float | None = Field(None, ge=0)
 
 
-class OptimConfig(_Settings):
+class OptimConfig(Settings):
     """The optimiser and its parameter groups."""
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -74,7 +74,7 @@ class OptimConfig(_Settings):
     clip_norm: float | None = Field(None, gt=0, description="largest norm of the gradient")
 
 
-class ScheduleConfig(_Settings):
+class ScheduleConfig(Settings):
     """The learning rate over a run; milestones and warm-up are shares of it, or steps."""
 
     name: Literal["polynomial", "multistep"] = "polynomial"
@@ -87,7 +87,7 @@ class ScheduleConfig(_Settings):
     warmup_factor: float = Field(0.001, gt=0, le=1, description="share of lr at the first step")
 
 
-class TrainConfig(_Settings):
+class TrainConfig(Settings):
     """How long, how large, how often."""
 
     epochs: float | None = Field(None, gt=0, description="passes over the data; or give steps")
@@ -114,7 +114,7 @@ class TrainConfig(_Settings):
         return self
 
 
-class EvalConfig(_Settings):
+class EvalConfig(Settings):
     """How results are scored."""
 
     backend: Literal["hotcoco", "pycocotools"] = "hotcoco"
@@ -127,7 +127,7 @@ def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
-class Config(_Settings):
+class Config(Settings):
     """One experiment."""
 
     name: str = Field("run", pattern=r"^[\w.-]+$", description="of the folder below the output folder")
@@ -168,7 +168,7 @@ def shipped_configs() -> dict[str, Path]:
     return {str(p.relative_to(folder).with_suffix("")): p for p in sorted(folder.rglob("*.yaml"))}
 
 
-def load_config(source: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(source: str | Path, overrides: Sequence[Override] = ()) -> Config:
     """A configuration from a file or by the name of a shipped one, with `a.b=c` overrides.
 
     Raises:
@@ -199,7 +199,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def parse_config(content: dict[str, Any], overrides: Sequence[str] = (), *, where: str) -> Config:
+def parse_config(content: dict[str, Any], overrides: Sequence[Override] = (), *, where: str) -> Config:
     """A configuration from plain tables."""
     for override in overrides:
         _apply_override(content, override)
@@ -210,19 +210,30 @@ def parse_config(content: dict[str, Any], overrides: Sequence[str] = (), *, wher
         raise ConfigError("\n".join([f"{where} has {len(lines)} mistake{'s' * (len(lines) > 1)}:", *lines])) from None
 
 
-def _apply_override(content: dict[str, Any], override: str) -> None:
-    key, separator, text = override.partition("=")
+def parse_override(text: str) -> tuple[str, Any]:
+    """Key and value of `a.b=c`; the value is yaml.
+
+    >>> parse_override("train.steps=100")
+    ('train.steps', 100)
+    """
+    key, separator, value = text.partition("=")
     if not separator or not key:
-        raise ConfigError(f"--set {override}: write key=value, for example --set train.steps=100.")
+        raise ConfigError(f"--set {text}: write key=value, for example --set train.steps=100.")
     try:
-        value = yaml.safe_load(text)
+        return key, yaml.safe_load(value)
     except yaml.YAMLError:
-        value = text
+        return key, value
+
+
+def _apply_override(content: dict[str, Any], override: Override) -> None:
+    key, value = parse_override(override) if isinstance(override, str) else override
     *parents, last = key.split(".")
     node: Any = content
     for part in parents:
         node = _child(node, part)
-    _assign(node, last, value, override)
+    _assign(node, last, value, key)
+    if key in _EITHER_OR and value is not None:
+        node.pop(_EITHER_OR[key], None)
 
 
 def _child(node: Any, part: str) -> Any:
@@ -237,13 +248,13 @@ def _child(node: Any, part: str) -> Any:
     return None
 
 
-def _assign(node: Any, last: str, value: Any, override: str) -> None:
+def _assign(node: Any, last: str, value: Any, key: str) -> None:
     if isinstance(node, list) and last.isdigit() and int(last) < len(node):
         node[int(last)] = value
     elif isinstance(node, dict):
         node[last] = value
     else:
-        raise ConfigError(f"--set {override}: there is no such place to set.")
+        raise ConfigError(f"--set {key}: there is no such place to set.")
 
 
 def _sentence(location: tuple[int | str, ...], error: Any) -> str:

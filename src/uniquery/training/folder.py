@@ -28,6 +28,9 @@ MAY_DIFFER_ON_RESUME = (
 )
 
 
+_ABSENT = "not set"
+
+
 def check_folder(config: Config, resume: bool) -> None:
     """Raises if a new run would overwrite another, or a resumed one is not the run it was."""
     folder = config.folder
@@ -36,13 +39,14 @@ def check_folder(config: Config, resume: bool) -> None:
         if not file.is_file():
             raise UserError(f"Nothing to resume: {file} is missing. Train without --resume first.")
         before, now = flat(parse_config(read_yaml(file), where=str(file))), flat(config)
-        changed = [k for k in now if before.get(k) != now[k] and not k.startswith(MAY_DIFFER_ON_RESUME)]
+        keys = [k for k in {**before, **now} if not k.startswith(MAY_DIFFER_ON_RESUME)]
+        changed = [k for k in keys if before.get(k, _ABSENT) != now.get(k, _ABSENT)]
         if changed:
-            changes = ", ".join(f"{k} was {before.get(k)} and is {now[k]}" for k in changed[:5])
+            changes = ", ".join(f"{k} was {before.get(k, _ABSENT)} and is {now.get(k, _ABSENT)}" for k in changed[:5])
             raise ConfigError(
                 f"--resume of {folder} with another configuration: {changes}. Use another name for a new run."
             )
-    elif file.exists():
+    elif file.exists() and any((folder / checkpoint).exists() for checkpoint in ("last", "best")):
         raise UserError(f"{folder} already holds a run: give --resume to go on with it, or another --name.")
 
 

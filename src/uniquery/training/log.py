@@ -54,10 +54,9 @@ class PhaseClock:
 class MetricsLog:
     """`metrics.jsonl`, one object a line, and TensorBoard if asked for."""
 
-    def __init__(self, folder: Path, *, tensorboard: bool = False, keep_until: int | None = None) -> None:
+    def __init__(self, folder: Path, *, tensorboard: bool = False, keep_until: int = 0) -> None:
         self.path = folder / "metrics.jsonl"
-        if keep_until is not None:
-            self._forget_after(keep_until)
+        self._forget_after(keep_until)
         self._file = self.path.open("a", encoding="utf-8")
         self._board = _tensorboard(folder) if tensorboard else None
 

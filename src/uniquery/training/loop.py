@@ -53,7 +53,7 @@ def train(config: Config, *, resume: bool = False, console: Console | None = Non
     check_folder(config, resume)
     torch.manual_seed(config.seed)
     data, val = load_splits(config)
-    run = build_run(config, data)
+    run = build_run(config, data, pretrained=not resume)
     if resume:
         saved = load_trainer_state(folder / "last")
         check_classes_unchanged(read_card(folder / "last"), data)
@@ -64,7 +64,7 @@ def train(config: Config, *, resume: bool = False, console: Console | None = Non
             run.average = AveragedWeights(run.model, config.train.ema) if config.train.ema else None
         open_folder(config)
     introduce(run, data, val, console)
-    log = MetricsLog(folder, tensorboard=config.train.tensorboard, keep_until=run.step if resume else None)
+    log = MetricsLog(folder, tensorboard=config.train.tensorboard, keep_until=run.step)
     try:
         _fit(run, data, val, folder, log, console)
     finally:
@@ -84,16 +84,19 @@ def _fit(run: Run, data: CocoData, val: CocoData | None, folder: Path, log: Metr
             sums = {name: sums.get(name, 0) + loss for name, loss in losses.items()}
             run.step += 1
             is_last = run.step == run.steps
-            if run.step % settings.log_every == 0 or is_last:
+            to_save = is_last or run.step % settings.save_every == 0
+            to_evaluate = val is not None and (is_last or run.step % (settings.eval_every or run.steps) == 0)
+            # Logging looks for losses that are not finite, so it comes before anything is kept.
+            if run.step % settings.log_every == 0 or to_save or to_evaluate:
                 note = _log_training(run, log, clock, sums, norm, images)
                 sums = {}
                 progress.update(task, note=note)
                 if not console.is_terminal:
                     console.print(f"step {run.step}/{run.steps}  {note}")
             progress.update(task, completed=run.step)
-            if val is not None and (is_last or (settings.eval_every and run.step % settings.eval_every == 0)):
+            if val is not None and to_evaluate:
                 _evaluate_and_keep_best(run, val, folder, log, console, progress)
-            if run.step % settings.save_every == 0 or is_last:
+            if to_save:
                 save_checkpoint(folder / "last", run.evaluated_state(), run.card, trainer_state(run))
 
 
@@ -204,6 +207,7 @@ def score(val: CocoData, results: list[dict[str, Any]], config: Config) -> Metri
         max_detections=config.eval.max_detections,
         backend=config.eval.backend,
         image_ids=val.image_ids.tolist(),
+        category_ids=[c.id for c in val.categories],
     )
 
 

@@ -17,39 +17,48 @@ from uniquery.querying import (
     instance_balanced,
     sparse,
 )
+from uniquery.querying.sampling import Sampler
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
-class _Settings(BaseModel):
+class Settings(BaseModel):
+    """What every group of settings is: closed to unknown keys, and fixed once read."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class SamplingConfig(_Settings):
+class SamplingConfig(Settings):
     """Which pixels of an image enter the memory."""
 
     name: Literal["instance_balanced", "sparse", "dense"] = "instance_balanced"
-    count: int = Field(50, gt=0, description="pixels of each instance, or of each image if sparse")
+    count: int | None = Field(
+        None, gt=0, description="pixels of each instance (None: 50), or of each image if sparse (None: 500)"
+    )
 
-    def build(self) -> Any:
+    @model_validator(mode="after")
+    def _dense_counts_nothing(self) -> SamplingConfig:
+        if self.name == "dense" and self.count is not None:
+            raise ValueError("dense sampling takes every pixel: leave count out")
+        return self
+
+    def build(self) -> Sampler:
         """The sampler."""
-        return {
-            "instance_balanced": lambda: instance_balanced(self.count),
-            "sparse": lambda: sparse(self.count),
-            "dense": dense,
-        }[self.name]()
+        if self.name == "dense":
+            return dense()
+        return sparse(self.count or 500) if self.name == "sparse" else instance_balanced(self.count or 50)
 
 
-class InterSceneConfig(_Settings):
+class InterSceneConfig(Settings):
     """L_inter (Eq. 5): queries must not fire on the instances of other images."""
 
     weight: float = Field(1.0, ge=0)
-    ramp_steps: int = Field(0, ge=0, description="steps over which the weight grows from 0")
+    ramp_steps: int = Field(0, ge=0, description="training forwards over which the weight grows from 0")
     loss: Literal["focal", "cross_entropy", "l1", "l2"] = "focal"
     alpha: float = Field(0.1, ge=0, lt=1, description="focal: weight of positives")
     gamma: float = Field(2.5, ge=0, description="focal: how strongly easy pairs are discounted")
     sampling: SamplingConfig = SamplingConfig()
-    capacity: int = Field(100_000, ge=0, description="pixels in memory; 0: the other images of the step only")
+    capacity: int = Field(100_000, ge=0, description="pixels in memory; 0: the other images of the same forward")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the stored embeddings")
     negatives_per_step: int | None = Field(None, gt=0, description="read a random part of the memory; None: all")
     max_queries: int | None = Field(None, gt=0, description="cap on the queries that take part; None: all")
@@ -68,7 +77,7 @@ class InterSceneConfig(_Settings):
         )
 
 
-class EquivarianceConfig(_Settings):
+class EquivarianceConfig(Settings):
     """L_equi (Eq. 6–8): queries and features must follow geometric transformations."""
 
     weight: float = Field(3.0, ge=0, description="λ; 0 with paired views leaves plain augmentation (Eq. 7)")
@@ -94,7 +103,7 @@ class EquivarianceConfig(_Settings):
         return Equivariance(self.weight, self.group(), self.views, self.target)
 
 
-class QueryingConfig(_Settings):
+class QueryingConfig(Settings):
     """The two parts of the algorithm; a part that is left out is off."""
 
     inter: InterSceneConfig | None = None

@@ -50,12 +50,12 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def build_run(config: Config, data: CocoData) -> Run:
-    """A run at its first step."""
+def build_run(config: Config, data: CocoData, *, pretrained: bool = True) -> Run:
+    """A run at its first step; `pretrained=False` leaves all weights to a checkpoint that follows."""
     settings = config.train
     device = choose_device(settings.device)
     card = ModelCard(config.model, config.backbone, tuple(data.categories), config.data.test_size)
-    model = build_segmenter(config.model, config.backbone, len(data.categories)).to(device)
+    model = build_segmenter(config.model, config.backbone, len(data.categories), pretrained=pretrained).to(device)
     effective = settings.batch_size * settings.accumulate
     steps = settings.steps or max(1, round((settings.epochs or 0) * len(data) / effective))
     optimizer = build_optimizer(model, config.optim, effective)

@@ -24,6 +24,7 @@ from uniquery.segmenters.condinst import CondInstConfig, CondInstQueries
 from uniquery.structures import Queries
 
 ALPHA, GAMMA = 0.1, 2.5
+PER_IMAGE = 350  # stored pixels of an image: seven instances, fifty pixels each
 
 
 def stored(pixels: int, channels: int) -> StoredPixels:
@@ -31,10 +32,15 @@ def stored(pixels: int, channels: int) -> StoredPixels:
     return StoredPixels(
         torch.randn(pixels, channels) / channels**0.5,
         torch.rand(pixels, 2) * 800,
-        torch.randint(100, (pixels,)),
+        torch.arange(pixels) // PER_IMAGE,
         torch.zeros(pixels, dtype=torch.int64),
         torch.ones(pixels, dtype=torch.bool),
     )
+
+
+def newest_images(memory: StoredPixels, queries: int) -> torch.Tensor:
+    """Queries of a step of sixteen images, whose pixels were just pushed."""
+    return memory.image_ids[-1] - torch.arange(queries) % 16
 
 
 def naive(logits: torch.Tensor, ids: torch.Tensor, memory: StoredPixels) -> torch.Tensor:
@@ -47,7 +53,7 @@ def naive(logits: torch.Tensor, ids: torch.Tensor, memory: StoredPixels) -> torc
 def dot_product(form: str, queries: int, pixels: int, channels: int) -> Callable[[], object]:
     memory = stored(pixels, channels)
     embeddings = torch.randn(queries, channels, requires_grad=True)
-    ids = torch.arange(queries) % 100
+    ids = newest_images(memory, queries)
     loss = InterSceneLoss(dot_product_scale=1.0)
 
     def work() -> None:
@@ -67,7 +73,7 @@ def filters(form: str, queries: int, pixels: int) -> Callable[[], object]:
     memory = stored(pixels, 8)
     model = build_segmenter(CondInstConfig(), BackboneConfig(name="tiny", weights="random"), 1)
     embeddings = torch.randn(queries, 169, requires_grad=True)
-    ids = torch.arange(queries) % 100
+    ids = newest_images(memory, queries)
     located = CondInstQueries(embeddings, ids, ids, torch.rand(queries, 2) * 800, torch.full((queries,), 64.0))
     loss = InterSceneLoss()
 

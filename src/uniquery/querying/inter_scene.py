@@ -21,8 +21,8 @@ from uniquery.structures import Pixels, Queries
 Kind = Literal["focal", "cross_entropy", "l1", "l2"]
 Similarity = Callable[[Any, Pixels], Tensor]
 
-# (query, pixel) pairs of a chunk: on a CPU a megabyte of logits stays in cache, on a GPU fewer launches count.
-_PAIRS_AT_ONCE = {"cpu": 2**18, "cuda": 2**24}
+# (query, pixel) pairs of a chunk: on a CPU two megabytes of logits stay in cache, on a GPU fewer launches count.
+_PAIRS_AT_ONCE = {"cpu": 2**19, "cuda": 2**24}
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,20 @@ class PairLoss:
         cost = F.softplus(x)  # −log(1 − p)
         if self.kind == "cross_entropy":
             return cost, p
-        discount = p.pow(self.gamma).mul_(1 - self.alpha)
-        return discount * cost, discount.mul_(p.neg().add_(1).mul_(cost).mul_(self.gamma).add_(p))
+        discount = _power(p, self.gamma).mul_(1 - self.alpha)
+        return discount * cost, discount.mul_(torch.addcmul(p, 1 - p, cost, value=self.gamma))
 
     @property
     def positive_weight(self) -> float:
         """What a pair with target 1 weighs, relative to its mirror image."""
         return self.alpha / (1 - self.alpha) if self.kind == "focal" else 1.0
+
+
+def _power(p: Tensor, exponent: float) -> Tensor:
+    """The power of p; halves of small whole numbers, as the paper's 2.5, need no logarithm."""
+    if exponent == 2.5:
+        return p.sqrt().mul_(p).mul_(p)
+    return p.pow(exponent)
 
 
 class InterSceneLoss(nn.Module):
@@ -129,18 +136,25 @@ class _Pairs:
         sums = embeddings.new_zeros(len(embeddings), dtype=dtype)
         counts, gradient = torch.zeros_like(sums), torch.zeros_like(embeddings, dtype=dtype)
         device = embeddings.device.type
-        size = max(1, (self.settings.pairs_at_once or _PAIRS_AT_ONCE.get(device, 2**20)) // len(embeddings))
-        step = self._closed_form if self.settings.scale is not None else self._generic
+        closed = self.settings.scale is not None
+        pairs = self.settings.pairs_at_once or _PAIRS_AT_ONCE.get(device, 2**20) // (1 if closed else 2)
+        size = max(1, pairs // len(embeddings))
+        step = self._closed_form if closed else self._generic
+        is_current = torch.isin(self.stored.image_ids, self.image_ids)  # (P,)
         with torch.autocast(device, enabled=False):
             for start in range(0, len(self.stored), size):
                 chunk = self.stored[start : start + size]
-                other = self.image_ids[:, None] != chunk.image_ids  # (Q, c)
+                # On a GPU, looking whether a mask is needed would cost more than the mask.
+                needed = device == "cuda" or bool(is_current[start : start + size].any())
+                other = (self.image_ids[:, None] != chunk.image_ids).to(dtype) if needed else None  # (Q, c)
                 sums += step(embeddings.to(dtype), chunk, other, gradient if with_gradient else None)
-                counts += other.sum(1)
+                counts += len(chunk) if other is None else other.sum(1)
         counts = counts.clamp(min=1)
         return sums / counts, gradient / counts[:, None]
 
-    def _closed_form(self, embeddings: Tensor, chunk: StoredPixels, other: Tensor, gradient: Tensor | None) -> Tensor:
+    def _closed_form(
+        self, embeddings: Tensor, chunk: StoredPixels, other: Tensor | None, gradient: Tensor | None
+    ) -> Tensor:
         scale = self.settings.scale
         assert scale is not None
         pixels = chunk.embeddings.to(embeddings.dtype)
@@ -149,7 +163,9 @@ class _Pairs:
             gradient.addmm_(slope, pixels, alpha=scale)
         return value
 
-    def _generic(self, embeddings: Tensor, chunk: StoredPixels, other: Tensor, gradient: Tensor | None) -> Tensor:
+    def _generic(
+        self, embeddings: Tensor, chunk: StoredPixels, other: Tensor | None, gradient: Tensor | None
+    ) -> Tensor:
         assert self.similarity is not None, "a similarity is needed where it is not a dot product"
         with torch.enable_grad():
             leaf = embeddings.detach().requires_grad_(gradient is not None)
@@ -160,14 +176,15 @@ class _Pairs:
             gradient += torch.autograd.grad(logits, leaf, slope.to(logits.dtype))[0]
         return value
 
-    def _pair_loss(self, logits: Tensor, chunk: StoredPixels, other: Tensor) -> tuple[Tensor, Tensor]:
+    def _pair_loss(self, logits: Tensor, chunk: StoredPixels, other: Tensor | None) -> tuple[Tensor, Tensor]:
         """(Q,) sums of the losses of a chunk, and (Q, c) slopes; zero for pixels of a query's own image."""
         if self.stuff_labels is None:
             value, slope = self.settings.loss(logits)
-            return (value * other).sum(1), slope.mul_(other)
+            return (value.sum(1), slope) if other is None else (value.mul_(other).sum(1), slope.mul_(other))
         wanted = (self.stuff_labels[:, None] == chunk.labels) & ~chunk.is_thing  # target 1
         sign = 1 - 2 * wanted.to(logits.dtype)
-        weight = torch.where(wanted, self.settings.loss.positive_weight, 1.0).to(logits.dtype) * other
+        weight = torch.where(wanted, self.settings.loss.positive_weight, 1.0).to(logits.dtype)
+        weight = weight if other is None else weight * other
         value, slope = self.settings.loss(logits * sign)
         return (value * weight).sum(1), slope * weight * sign
 

@@ -188,12 +188,12 @@ class TestWriteReport:
         def full(_):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("uniquery.report.page.os.fsync", full)
+        monkeypatch.setattr("uniquery.files.os.fsync", full)
         with pytest.raises(UserError, match="No space left"):
             write_report(path, "new")
         assert path.read_text() == "old"
         assert list(tmp_path.iterdir()) == [path]
 
     def test_a_directory_is_refused(self, tmp_path):
-        with pytest.raises(UserError, match="cannot be written"):
+        with pytest.raises(UserError, match="Cannot write"):
             write_report(tmp_path, "text")

@@ -141,6 +141,6 @@ def run_preview(args: argparse.Namespace) -> None:
                 for m, c in zip(shown.masks, shown.labels, strict=True)
             ]
             pictures.append(overlay(shown.image.permute(1, 2, 0).contiguous().numpy(), masks))
-            titles.append(data.path(index).name if epoch < 0 else f"epoch {epoch}: {shown.size[1]}×{shown.size[0]}")
+            titles.append(data.path(index).name if epoch < 0 else f"epoch {epoch}: {shown.size[1]} x {shown.size[0]}")
     write_atomically(args.output, png_bytes(grid(pictures, 5, titles)))
     Console().print(f"{args.output}: the image as it is, then as epochs 0 to 3 will see it.")

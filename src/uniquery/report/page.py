@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from uniquery.errors import UserError
+from uniquery.files import make_folder, write_atomically
 from uniquery.report.charts import TONES, Series, line_chart, stacked_bar
 from uniquery.report.drawings import Drawn, data_uri, overlay, shrunk
 from uniquery.report.lettering import Picture
@@ -85,18 +84,9 @@ def write_report(path: Path, html: str) -> None:
     Raises:
         UserError: the file cannot be written.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("wb") as file:
-            # Half a surrogate pair, as a broken file name may bring it, has no place in utf-8.
-            file.write(html.encode("utf-8", errors="replace"))
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise UserError(f"The report cannot be written to {path}: {error.strerror}.") from error
+    make_folder(path.parent)
+    # Half a surrogate pair, as a broken file name may bring it, has no place in utf-8.
+    write_atomically(path, html.encode("utf-8", errors="replace"))
 
 
 def run_labels(runs: Sequence[Run]) -> list[str]:

@@ -86,9 +86,10 @@ def introduce(run: Run, data: CocoData, val: CocoData | None, console: Console) 
         f"train: {len(data)} images, {int((~data.crowd).sum())} instances, {len(data.categories)} classes; "
         f"val: {f'{len(val)} images' if val else 'none'}"
     )
+    lr = max(group["initial_lr"] for group in run.optimizer.param_groups)
     console.print(
         f"{run.steps} steps of {settings.batch_size} × {settings.accumulate} = {effective} images "
-        f"({run.steps * effective / len(data):.1f} epochs), lr {run.optimizer.param_groups[0]['initial_lr']:.3g}"
+        f"({run.steps * effective / len(data):.1f} epochs), lr {lr:.3g}"
     )
     for step in run.config.data.augment:
         console.print(f"  augment {step!r}")

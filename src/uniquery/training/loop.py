@@ -141,7 +141,7 @@ def _log_training(
             f"Training went astray by step {run.step}: {terms}, gradient norm {gradient:.4g}, last images {images}. "
             "The last checkpoint is unharmed: lower optim.lr, lengthen schedule.warmup_steps or set optim.clip_norm."
         )
-    lr = run.optimizer.param_groups[0]["lr"]
+    lr = max(group["lr"] for group in run.optimizer.param_groups)
     seconds = clock.take()
     watched = run.objective.watch()
     extra = {"querying": watched} if watched else {}

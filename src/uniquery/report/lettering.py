@@ -31,16 +31,16 @@ class Label(NamedTuple):
 def write_labels(canvas: Picture, labels: Sequence[Label]) -> None:
     """Writes each text on top of its mask or near it, in place; the first chooses first.
 
-    A text is left out where its box is tiny, or where it would hide another or leave the (H, W, 3) canvas.
+    A text is left out where it would hide more than its mask shows, hide another, or leave the (H, W, 3) canvas.
     """
     height, width = canvas.shape[:2]
     size = max(11, round(min(height, width) / 36))
     font = ImageFont.load_default(size)
     taken: list[tuple[int, int, int, int]] = []
     for label in labels:
-        if label.box[2] * label.box[3] < size**2:
-            continue
         patch = text_patch(label.text, font, ink_on(label.ground), label.ground, padding=max(1, size // 6))
+        if label.box[2] * label.box[3] < patch.shape[0] * patch.shape[1] / 2:
+            continue
         place = _free_place(label, patch.shape[:2], (height, width), taken)
         if place is not None:
             x, y = place

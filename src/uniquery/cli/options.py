@@ -41,9 +41,9 @@ def add_set(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_split(parser: argparse.ArgumentParser, flag: str, help: str, *, required: bool = False) -> None:  # noqa: A002
+def add_split(parser: argparse.ArgumentParser, flag: str, help: str) -> None:  # noqa: A002
     """`--flag ANNOTATIONS IMAGES`."""
-    parser.add_argument(flag, nargs=2, type=Path, metavar=("ANNOTATIONS", "IMAGES"), help=help, required=required)
+    parser.add_argument(flag, nargs=2, type=Path, metavar=("ANNOTATIONS", "IMAGES"), help=help)
 
 
 def split_overrides(name: str, pair: Sequence[Path] | None) -> list[Override]:

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from uniquery.structures import Assignment, Images, Instances, Outputs, PixelMap, Pixels, Queries, Targets
 
-O = TypeVar("O", bound=Outputs)  # noqa: E741
-A = TypeVar("A", bound=Assignment)
-Q = TypeVar("Q", bound=Queries)
+OutputsT = TypeVar("OutputsT", bound=Outputs)
+AssignmentT = TypeVar("AssignmentT", bound=Assignment)
+QueriesT = TypeVar("QueriesT", bound=Queries)
 
 
-class Segmenter(nn.Module, ABC, Generic[O, A, Q]):
+class Segmenter(nn.Module, ABC, Generic[OutputsT, AssignmentT, QueriesT]):
     """A query-based segmenter: masks are ⟨q, I⟩, the similarity of queries and pixel embeddings.
 
     A subclass names its own outputs, assignment and queries; `docs/paper.md` maps each verb to the paper.
@@ -27,27 +27,27 @@ class Segmenter(nn.Module, ABC, Generic[O, A, Q]):
     dot_product_scale: float | None = None
 
     @abstractmethod
-    def forward(self, images: Images) -> O:
+    def forward(self, images: Images) -> OutputsT:
         """One pass of f and h."""
 
     @abstractmethod
-    def assign(self, outputs: O, targets: Sequence[Targets]) -> A:
+    def assign(self, outputs: OutputsT, targets: Sequence[Targets]) -> AssignmentT:
         """σ: which query owns which instance; no gradient."""
 
     @abstractmethod
-    def queries(self, outputs: O, assignment: A) -> Q:
+    def queries(self, outputs: OutputsT, assignment: AssignmentT) -> QueriesT:
         """The queries that take part in training, each with its image and the instance it owns."""
 
     @abstractmethod
-    def similarity(self, queries: Q, pixels: Pixels) -> Tensor:
+    def similarity(self, queries: QueriesT, pixels: Pixels) -> Tensor:
         """⟨q, I⟩ as (Q, P) logits of every query on any set of pixels."""
 
     @abstractmethod
-    def decode(self, queries: Q, pixel_map: PixelMap) -> Tensor:
+    def decode(self, queries: QueriesT, pixel_map: PixelMap) -> Tensor:
         """⟨q, I⟩ as (Q, h, w) logits of each query on the map of its own image."""
 
     @abstractmethod
-    def mask_loss(self, logits: Tensor, queries: Q, targets: Sequence[Targets]) -> Tensor:
+    def mask_loss(self, logits: Tensor, queries: QueriesT, targets: Sequence[Targets]) -> Tensor:
         """The base objective's own mask loss, with its weight, on the (Q, h, w) logits of `decode`.
 
         What lies between logits and loss (upsampling, point sampling, how ground truth is brought to the map's
@@ -55,11 +55,11 @@ class Segmenter(nn.Module, ABC, Generic[O, A, Q]):
         """
 
     @abstractmethod
-    def losses(self, outputs: O, targets: Sequence[Targets], assignment: A) -> dict[str, Tensor]:
+    def losses(self, outputs: OutputsT, targets: Sequence[Targets], assignment: AssignmentT) -> dict[str, Tensor]:
         """The base objective (Eq. 3), each term weighted; every parameter takes part, whatever the batch."""
 
     @abstractmethod
     def predict(
-        self, outputs: O, sizes: Sequence[tuple[int, int]], *, mask_threshold: float | None = None
+        self, outputs: OutputsT, sizes: Sequence[tuple[int, int]], *, mask_threshold: float | None = None
     ) -> list[Instances]:
         """Instances of each image, with masks at the given (height, width)."""

@@ -175,3 +175,24 @@ def test_closed_form_under_autocast():
         under = loss(queries, ids, stored)
     under.backward()
     assert torch.equal(plain, under)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_far_out_stay_finite_and_exact_where_it_counts(kind):
+    """One query of one channel, so that stored pixels are the logits."""
+    embeddings = torch.ones(1, 1, requires_grad=True)
+    zero, one = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
+    for x in (-300.0, -90.0, -20.0, 0.0, 20.0, 80.0, 300.0):
+        stored = StoredPixels(torch.tensor([[x]]), torch.zeros(1, 2), one, zero, one > 0)
+        loss = InterSceneLoss(PairLoss(kind), dot_product_scale=1.0)
+        value = loss(Queries(embeddings, zero, zero), zero, stored)
+        (gradient,) = torch.autograd.grad(value, embeddings)
+        assert value.isfinite()
+        assert gradient.isfinite().all()
+        if abs(x) <= 80:
+            exact = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+            p, cost = exact.sigmoid(), torch.nn.functional.softplus(exact)
+            wanted = {"l1": p, "l2": p**2, "cross_entropy": cost, "focal": 0.9 * p**2.5 * cost}[kind]
+            slope = torch.autograd.grad(wanted, exact)[0] * x
+            assert value.item() == pytest.approx(wanted.item(), rel=1e-5, abs=2e-7)
+            assert gradient.item() == pytest.approx(slope.item(), rel=1e-5, abs=2e-6)

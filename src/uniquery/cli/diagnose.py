@@ -18,11 +18,14 @@ from torch import Tensor
 
 from uniquery.cli.eval import open_model_and_data, sweep_table, sweep_thresholds
 from uniquery.cli.options import add_split, command, positive
+from uniquery.data.coco import CocoData
 from uniquery.errors import UserError
 from uniquery.evaluation.diagnose import FAMILIES, Scene, cross_scene_response, equivariance_error, read_scenes
 from uniquery.files import write_atomically
 from uniquery.querying import Segmenter
 from uniquery.report.drawings import grid, png_bytes
+from uniquery.report.runs import FIGURES_FILE, METRICS_FILE, PICTURE_FILE
+from uniquery.training.checkpoint import ModelCard
 
 OTHERS = 8
 
@@ -40,6 +43,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--images", type=positive, default=32, help="how many images to look at")
     parser.add_argument("--json", type=Path, help="write the figures as json")
     parser.add_argument("--picture", type=Path, help="draw a query's response on its own and on eight other images")
+    parser.epilog = f"{parser.epilog or ''}\n\nWithout --data, a run folder keeps both, and its report shows them."
     parser.add_argument("--no-sweep", dest="sweep", action="store_false", help="leave AP over mask thresholds out")
     parser.add_argument("--device", default="auto")
     parser.set_defaults(max_detections=None, backend="hotcoco", workers=0)
@@ -48,15 +52,9 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     console = Console()
     model, card, data = open_model_and_data(args)
-    size = card.test_size
-    scenes = read_scenes(model, data, size.short, size.longest, _spread(len(data), args.images))
-    cross = cross_scene_response(model, scenes)
-    errors = {name: equivariance_error(model, scenes, make) for name, make in FAMILIES.items()}
-    figures: dict[str, Any] = {
-        "images": len(scenes),
-        "cross_scene": asdict(cross) if cross else None,
-        "equivariance": {name: asdict(e) if e else None for name, e in errors.items()},
-    }
+    if not args.data and (args.model / METRICS_FILE).is_file():
+        args.json, args.picture = args.json or args.model / FIGURES_FILE, args.picture or args.model / PICTURE_FILE
+    figures, scenes = diagnose(model, card, data, args.images)
     console.print(_cross_table(figures["cross_scene"]), _equivariance_table(figures["equivariance"]))
     if args.sweep:
         sweep = sweep_thresholds(args, model, card, data, console)
@@ -67,6 +65,22 @@ def run(args: argparse.Namespace) -> None:
     if args.picture:
         write_atomically(args.picture, png_bytes(response_picture(model, scenes)))
         console.print(f"{args.picture}: a query on its own image, then on {OTHERS} others.")
+
+
+def diagnose(
+    model: Segmenter[Any, Any, Any], card: ModelCard, data: CocoData, images: int
+) -> tuple[dict[str, Any], list[Scene]]:
+    """The figures by name, and the scenes they were measured on."""
+    size = card.test_size
+    scenes = read_scenes(model, data, size.short, size.longest, _spread(len(data), images))
+    cross = cross_scene_response(model, scenes)
+    errors = {name: equivariance_error(model, scenes, make) for name, make in FAMILIES.items()}
+    figures = {
+        "images": len(scenes),
+        "cross_scene": asdict(cross) if cross else None,
+        "equivariance": {name: asdict(e) if e else None for name, e in errors.items()},
+    }
+    return figures, scenes
 
 
 def _spread(total: int, wanted: int) -> list[int]:

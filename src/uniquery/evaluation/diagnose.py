@@ -20,7 +20,7 @@ from uniquery.querying import Segmenter, Transform, instance_balanced, sample_pi
 from uniquery.querying.equivariance import feature_equivariance, view_of
 from uniquery.querying.memory import StoredPixels
 from uniquery.querying.sampling import owned_cells
-from uniquery.structures import Queries, Targets
+from uniquery.structures import Instances, PixelMap, Queries, Targets
 
 PIXELS_PER_INSTANCE = 10
 BINS = 2000  # of the histogram of responses: percentiles are exact to 0.0005
@@ -68,12 +68,23 @@ class Equivariant:
 
 @dataclass(frozen=True)
 class Scene:
-    """One image as the model saw it, with what it made of it."""
+    """One image as the model saw it, with what it made of it.
+
+    Attributes:
+        batch: the image and its ground truth.
+        embeddings: f(I).
+        queries: those that own an instance.
+        own: (Q,) mean response of each query on its own instance.
+        pixels: sampled inside instances.
+        found: confident predictions, at the size the model saw.
+    """
 
     batch: Batch
+    embeddings: PixelMap
     queries: Queries
     own: Tensor
     pixels: StoredPixels
+    found: Instances
 
 
 @torch.inference_mode()
@@ -93,9 +104,11 @@ def read_scenes(
         batch = batch.to(device)
         outputs = model(batch.images)
         queries = model.queries(outputs, model.assign(outputs, batch.targets))
+        queries = queries[queries.target >= 0]
         own = _own_response(model, queries, outputs.pixels, batch.targets[0])
         pixels = sample_pixels(outputs.pixels, batch.targets, instance_balanced(PIXELS_PER_INSTANCE), generator)
-        scenes.append(Scene(batch, queries, own, pixels))
+        (found,) = model.predict(outputs, batch.images.sizes)
+        scenes.append(Scene(batch, outputs.pixels, queries, own, pixels, found[found.scores >= CONFIDENT]))
     return scenes
 
 
@@ -137,28 +150,25 @@ def equivariance_error(
             continue
         g = make(height, width)
         views, _ = view_of(scene.batch.images, scene.batch.targets, [g])
-        outputs, seen = model(scene.batch.images), model(views)
-        power = feature_equivariance(replace(seen.pixels, embeddings=seen.pixels.embeddings * 0), outputs.pixels, [g])
-        features.append((feature_equivariance(seen.pixels, outputs.pixels, [g]) / power.clamp(min=1e-12)).item())
-        masks += _mask_errors(model, outputs, seen, scene.batch.images.sizes[0], g)
+        seen = model(views)
+        nothing = replace(seen.pixels, embeddings=seen.pixels.embeddings * 0)
+        power = feature_equivariance(nothing, scene.embeddings, [g]).clamp(min=1e-12)
+        features.append((feature_equivariance(seen.pixels, scene.embeddings, [g]) / power).item())
+        (found,) = model.predict(seen, [(g.height, g.width)])
+        masks += _mask_errors(scene.found, found, g)
     if not masks or not features:
         return None
     return Equivariant(sum(masks) / len(masks), sum(features) / len(features))
 
 
-def _mask_errors(
-    model: Segmenter[Any, Any, Any], outputs: Any, seen: Any, size: tuple[int, int], g: Transform
-) -> list[float]:
-    """1 − best IoU, within the class, of each confident instance that the view still shows."""
-    (before,), (after,) = model.predict(outputs, [size]), model.predict(seen, [(g.height, g.width)])
-    before = before[before.scores >= CONFIDENT]
-    moved, found = g.on_masks(before.masks), after.masks & g.valid()
-    errors = []
-    for mask, label in zip(moved, before.labels, strict=True):
-        if not mask.any():
-            continue
-        rivals = found[after.labels == label]
-        overlap = (rivals & mask).flatten(1).sum(1)
-        union = (rivals | mask).flatten(1).sum(1).clamp(min=1)
-        errors.append(1 - (overlap / union).max().item() if len(rivals) else 1.0)
-    return errors
+def _mask_errors(before: Instances, after: Instances, g: Transform) -> list[float]:
+    """1 − best IoU, within the class, of each instance that the view still shows."""
+    if not len(before):
+        return []
+    moved = g.on_masks(before.masks).flatten(1).float()
+    found = (after.masks & g.valid()).flatten(1).float()
+    overlap = moved @ found.T  # (before, after)
+    union = moved.sum(1)[:, None] + found.sum(1) - overlap
+    iou = (overlap / union.clamp(min=1)) * (before.labels[:, None] == after.labels)
+    best = iou.amax(1) if len(after) else torch.zeros(len(before))
+    return (1 - best)[moved.any(1)].tolist()

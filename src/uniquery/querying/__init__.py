@@ -1,7 +1,7 @@
 """The paper: instance-unique, equivariant querying. Knows torch and the structures only."""
 
 from uniquery.querying.contract import Segmenter
-from uniquery.querying.equivariance import equivariance_loss, feature_equivariance
+from uniquery.querying.equivariance import EquivarianceLoss, feature_equivariance, view_of
 from uniquery.querying.inter_scene import InterSceneLoss, PairLoss
 from uniquery.querying.memory import PixelMemory, StoredPixels
 from uniquery.querying.objective import Equivariance, InterScene, UniqueQuerying
@@ -10,6 +10,7 @@ from uniquery.querying.transforms import Transform, TransformGroup
 
 __all__ = [
     "Equivariance",
+    "EquivarianceLoss",
     "InterScene",
     "InterSceneLoss",
     "PairLoss",
@@ -20,9 +21,9 @@ __all__ = [
     "TransformGroup",
     "UniqueQuerying",
     "dense",
-    "equivariance_loss",
     "feature_equivariance",
     "instance_balanced",
     "sample_pixels",
     "sparse",
+    "view_of",
 ]

@@ -36,7 +36,14 @@ class Segmenter(nn.Module, ABC, Generic[OutputsT, AssignmentT, QueriesT]):
 
     @abstractmethod
     def queries(self, outputs: OutputsT, assignment: AssignmentT) -> QueriesT:
-        """The queries that take part in training, each with its image and the instance it owns."""
+        """The queries that take part in training, each with its image and the instance it owns.
+
+        Dynamic filters: those of positive samples. Set prediction: all of the last decoder layer, matched or not.
+        """
+
+    def layer_queries(self, outputs: OutputsT, assignment: AssignmentT) -> Sequence[QueriesT]:
+        """`queries` of every decoder layer, the last one last; a segmenter without such layers has one."""
+        return [self.queries(outputs, assignment)]
 
     @abstractmethod
     def similarity(self, queries: QueriesT, pixels: Pixels) -> Tensor:
@@ -49,6 +56,8 @@ class Segmenter(nn.Module, ABC, Generic[OutputsT, AssignmentT, QueriesT]):
     @abstractmethod
     def mask_loss(self, logits: Tensor, queries: QueriesT, targets: Sequence[Targets]) -> Tensor:
         """The base objective's own mask loss, with its weight, on the (Q, h, w) logits of `decode`.
+
+        Every query given here owns an instance.
 
         What lies between logits and loss (upsampling, point sampling, how ground truth is brought to the map's
         size) is the segmenter's. Pixels outside `Targets.valid` do not count.

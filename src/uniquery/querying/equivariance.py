@@ -5,17 +5,16 @@ Letters: B images, Q queries, D channels, h × w the map, H × W the padded inpu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from uniquery.querying.contract import Segmenter
 from uniquery.querying.transforms import Transform
-from uniquery.structures import Images, PixelMap, Queries, Targets, mask_boxes
+from uniquery.structures import Images, PixelMap, Queries, Targets, mask_areas, mask_boxes
 
 MIN_VISIBLE = 0.1  # share of an instance that a view must still show
 
@@ -30,12 +29,12 @@ def view_of(
     for i, (g, target) in enumerate(zip(transforms, targets, strict=True)):
         pixels[i, :, : g.height, : g.width] = g.on_map(images.pixels[i])
         masks = g.on_masks(target.masks)
-        before, after = target.masks.flatten(1).sum(1), masks.flatten(1).sum(1)
-        seen = (after > 0) & (after >= MIN_VISIBLE * g.scale**2 * before)
+        before, after = mask_areas(target.masks), mask_areas(masks)
+        seen = replace(target, masks=masks)[(after > 0) & (after >= MIN_VISIBLE * g.scale**2 * before)]
         padding = (0, width - g.width, 0, height - g.height)
-        masks = F.pad(masks[seen], padding)
+        masks = F.pad(seen.masks, padding)
         valid = None if g.is_exact else F.pad(g.valid(device=masks.device), padding, value=True)
-        moved.append(replace(target[seen], masks=masks, boxes=mask_boxes(masks), valid=valid))
+        moved.append(replace(seen, masks=masks, boxes=mask_boxes(masks), valid=valid))
     return Images(pixels, tuple((g.height, g.width) for g in transforms)), moved
 
 
@@ -49,27 +48,36 @@ def warped(pixel_map: PixelMap, transforms: Sequence[Transform]) -> PixelMap:
     return PixelMap(torch.stack(maps), pixel_map.stride)
 
 
-def equivariance_loss(
-    segmenter: Segmenter[Any, Any, Any],
-    view_queries: Queries,
-    view_targets: Sequence[Targets],
-    original: PixelMap,
-    transforms: Sequence[Transform],
-) -> Tensor:
+@dataclass(frozen=True)
+class EquivarianceLoss:
     """Eq. 8: the queries of g(I), applied to g(f(I)), must give g(M), by the segmenter's own mask loss.
 
-    Gradients reach the queries of the view and the features of the original.
-
-    Args:
-        segmenter: whose similarity and mask loss are used.
-        view_queries: of g(I); `image` counts views.
-        view_targets: g(M).
-        original: f(I).
-        transforms: g of each image.
+    Attributes:
+        decode: ⟨q, I⟩ as (Q, h, w) logits of queries on a map; `Segmenter.decode`, or your own.
+        mask_loss: of the logits, given the queries and the targets; `Segmenter.mask_loss`, or your own.
     """
-    logits = segmenter.decode(view_queries, warped(original, transforms))
-    inside = [_inside_window(target, g) for target, g in zip(view_targets, transforms, strict=True)]
-    return segmenter.mask_loss(logits, view_queries, inside)
+
+    decode: Callable[[Any, PixelMap], Tensor]
+    mask_loss: Callable[[Tensor, Any, Sequence[Targets]], Tensor]
+
+    def __call__(
+        self,
+        view_queries: Queries,
+        view_targets: Sequence[Targets],
+        original: PixelMap,
+        transforms: Sequence[Transform],
+    ) -> Tensor:
+        """The loss; gradients reach the queries of the view and the features of the original.
+
+        Args:
+            view_queries: of g(I); `image` counts views, and each owns an instance.
+            view_targets: g(M).
+            original: f(I).
+            transforms: g of each image.
+        """
+        logits = self.decode(view_queries, warped(original, transforms))
+        inside = [_inside_window(target, g) for target, g in zip(view_targets, transforms, strict=True)]
+        return self.mask_loss(logits, view_queries, inside)
 
 
 def _inside_window(target: Targets, g: Transform) -> Targets:
@@ -83,11 +91,12 @@ def _inside_window(target: Targets, g: Transform) -> Targets:
 
 def feature_equivariance(view: PixelMap, original: PixelMap, transforms: Sequence[Transform]) -> Tensor:
     """Eq. 6: mean squared difference of f(g(I)) and g(f(I)) over valid pixels; gradients on both sides."""
-    total = view.embeddings.new_zeros((), dtype=torch.float32)
+    dtype = torch.promote_types(view.embeddings.dtype, torch.float32)
+    total = view.embeddings.new_zeros((), dtype=dtype)
     count = torch.zeros_like(total)
     for seen, embeddings, g in zip(view.embeddings, original.embeddings, transforms, strict=True):
-        moved = g.on_map(embeddings, view.stride).float()
-        here = seen[:, : moved.shape[1], : moved.shape[2]].float()
+        moved = g.on_map(embeddings, view.stride).to(dtype)
+        here = seen[:, : moved.shape[1], : moved.shape[2]].to(dtype)
         valid = g.valid(view.stride, seen.device)
         total = total + ((here - moved).square() * valid).sum()
         count = count + len(seen) * valid.sum()

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -21,13 +20,13 @@ from uniquery.structures import Pixels, Queries
 Kind = Literal["focal", "cross_entropy", "l1", "l2"]
 Similarity = Callable[[Any, Pixels], Tensor]
 
-# (query, pixel) pairs of a chunk: on a CPU two megabytes of logits stay in cache, on a GPU fewer launches count.
-_PAIRS_AT_ONCE = {"cpu": 2**19, "cuda": 2**24}
+# (query, pixel) pairs of a chunk: on a CPU half a megabyte of logits stays in cache, on a GPU fewer launches count.
+_PAIRS_AT_ONCE = {"cpu": 2**17, "cuda": 2**24}
 
 
 @dataclass(frozen=True)
 class PairLoss:
-    """A loss of one logit against target 0, with its derivative; target 1 is the mirror image.
+    """A loss of one logit against target 0, with its derivative, up to `weight`; target 1 is the mirror image.
 
     Attributes:
         kind: which.
@@ -43,18 +42,34 @@ class PairLoss:
         if not 0 <= self.alpha < 1 or self.gamma < 0:
             raise ValueError("alpha must lie in 0..1 and gamma must not be negative")
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Value and derivative at target 0, elementwise."""
-        p = x.sigmoid()
-        if self.kind == "l1":
-            return p, p * (1 - p)
-        if self.kind == "l2":
-            return p * p, 2 * p * p * (1 - p)
-        cost = F.softplus(x)  # −log(1 − p)
-        if self.kind == "cross_entropy":
-            return cost, p
-        discount = _power(p, self.gamma).mul_(1 - self.alpha)
-        return discount * cost, discount.mul_(torch.addcmul(p, 1 - p, cost, value=self.gamma))
+    def __call__(self, minus_x: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(Q,) sums of the values and (Q, c) derivatives at target 0, each pair weighted.
+
+        Args:
+            minus_x: (Q, c) minus the logits, that 1 − p is exact where p is large; overwritten.
+            weight: (Q, c) of each pair.
+        """
+        rest = minus_x.sigmoid_().clamp_(min=torch.finfo(minus_x.dtype).tiny)  # 1 − p; its logarithm stays finite
+        p = 1 - rest
+        if self.kind in ("l1", "l2"):
+            discount, cost = torch.ones_like(p) if self.kind == "l1" else p.clone(), p
+            bend = p * rest * (1 if self.kind == "l1" else 2)
+        else:
+            discount, cost = _power(p, self._gamma), rest.log().neg_()
+            bend = p.addcmul_(rest, cost, value=self._gamma)
+        if weight is not None:
+            discount.mul_(weight)
+        return torch.linalg.vecdot(discount, cost), discount.mul_(bend)
+
+    @property
+    def _gamma(self) -> float:
+        """Cross-entropy is the focal loss that discounts nothing."""
+        return self.gamma if self.kind == "focal" else 0.0
+
+    @property
+    def weight(self) -> float:
+        """What a pair with target 0 weighs."""
+        return 1 - self.alpha if self.kind == "focal" else 1.0
 
     @property
     def positive_weight(self) -> float:
@@ -137,20 +152,20 @@ class _Pairs:
         counts, gradient = torch.zeros_like(sums), torch.zeros_like(embeddings, dtype=dtype)
         device = embeddings.device.type
         closed = self.settings.scale is not None
-        pairs = self.settings.pairs_at_once or _PAIRS_AT_ONCE.get(device, 2**20) // (1 if closed else 2)
+        pairs = self.settings.pairs_at_once or _PAIRS_AT_ONCE.get(device, 2**20)
         size = max(1, pairs // len(embeddings))
         step = self._closed_form if closed else self._generic
-        is_current = torch.isin(self.stored.image_ids, self.image_ids)  # (P,)
+        # On a GPU, looking whether a chunk needs a mask would cost more than the mask.
+        current = None if device == "cuda" else self.image_ids.unique()
         with torch.autocast(device, enabled=False):
             for start in range(0, len(self.stored), size):
                 chunk = self.stored[start : start + size]
-                # On a GPU, looking whether a mask is needed would cost more than the mask.
-                needed = device == "cuda" or bool(is_current[start : start + size].any())
+                needed = current is None or bool(torch.isin(chunk.image_ids, current).any())
                 other = (self.image_ids[:, None] != chunk.image_ids).to(dtype) if needed else None  # (Q, c)
                 sums += step(embeddings.to(dtype), chunk, other, gradient if with_gradient else None)
                 counts += len(chunk) if other is None else other.sum(1)
-        counts = counts.clamp(min=1)
-        return sums / counts, gradient / counts[:, None]
+        share = self.settings.loss.weight / counts.clamp(min=1)
+        return sums * share, gradient * share[:, None]
 
     def _closed_form(
         self, embeddings: Tensor, chunk: StoredPixels, other: Tensor | None, gradient: Tensor | None
@@ -158,10 +173,10 @@ class _Pairs:
         scale = self.settings.scale
         assert scale is not None
         pixels = chunk.embeddings.to(embeddings.dtype)
-        value, slope = self._pair_loss((embeddings * scale) @ pixels.T, chunk, other)
+        sums, slope = self._pair_loss((embeddings * -scale) @ pixels.T, chunk, other)
         if gradient is not None:
             gradient.addmm_(slope, pixels, alpha=scale)
-        return value
+        return sums
 
     def _generic(
         self, embeddings: Tensor, chunk: StoredPixels, other: Tensor | None, gradient: Tensor | None
@@ -171,22 +186,21 @@ class _Pairs:
             leaf = embeddings.detach().requires_grad_(gradient is not None)
             queries = replace(self.queries, embeddings=leaf)
             logits = self.similarity(queries, replace(chunk, embeddings=chunk.embeddings.to(embeddings.dtype)))
-        value, slope = self._pair_loss(logits.detach(), chunk, other)
+        sums, slope = self._pair_loss(-logits.detach(), chunk, other)
         if gradient is not None:
             gradient += torch.autograd.grad(logits, leaf, slope.to(logits.dtype))[0]
-        return value
+        return sums
 
-    def _pair_loss(self, logits: Tensor, chunk: StoredPixels, other: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _pair_loss(self, minus_logits: Tensor, chunk: StoredPixels, other: Tensor | None) -> tuple[Tensor, Tensor]:
         """(Q,) sums of the losses of a chunk, and (Q, c) slopes; zero for pixels of a query's own image."""
+        loss = self.settings.loss
         if self.stuff_labels is None:
-            value, slope = self.settings.loss(logits)
-            return (value.sum(1), slope) if other is None else (value.mul_(other).sum(1), slope.mul_(other))
+            return loss(minus_logits, other)
         wanted = (self.stuff_labels[:, None] == chunk.labels) & ~chunk.is_thing  # target 1
-        sign = 1 - 2 * wanted.to(logits.dtype)
-        weight = torch.where(wanted, self.settings.loss.positive_weight, 1.0).to(logits.dtype)
-        weight = weight if other is None else weight * other
-        value, slope = self.settings.loss(logits * sign)
-        return (value * weight).sum(1), slope * weight * sign
+        sign = 1 - 2 * wanted.to(minus_logits.dtype)
+        weight = torch.where(wanted, loss.positive_weight, 1.0).to(minus_logits.dtype)
+        sums, slope = loss(minus_logits * sign, weight if other is None else weight * other)
+        return sums, slope * sign
 
 
 class _AccumulatedLoss(torch.autograd.Function):

@@ -30,6 +30,17 @@ class StoredPixels(Pixels):
 _FIELDS = tuple(f.name for f in fields(StoredPixels))
 
 
+@dataclass(frozen=True)
+class _Mark:
+    """Where a memory stood, and what was overwritten since: places, ages and rows of each push."""
+
+    rows: StoredPixels | None
+    next: int
+    fill: int
+    pushes: int
+    overwritten: list[tuple[Tensor, Tensor, StoredPixels]]
+
+
 class PixelMemory:
     """A ring buffer of pixels.
 
@@ -62,6 +73,7 @@ class PixelMemory:
         self._next = 0  # where the ring goes on
         self._fill = 0
         self._pushes = 0
+        self._mark: _Mark | None = None
 
     def __len__(self) -> int:
         return self._fill
@@ -76,12 +88,34 @@ class PixelMemory:
         rows = self._ring(pixels)
         pixels = pixels[-self.capacity :] if len(pixels) > self.capacity else pixels
         places = (torch.arange(len(pixels)) + self._next) % self.capacity
+        self._keep_overwritten(rows, places)
         self._born[places] = self._pushes
         for name in _FIELDS:
             column = getattr(rows, name)
             column[places.to(column.device, non_blocking=True)] = getattr(pixels, name).to(column.device, column.dtype)
         self._next = (self._next + len(pixels)) % self.capacity
         self._fill = min(self._fill + len(pixels), self.capacity)
+
+    def mark(self) -> None:
+        """From here on, what a push overwrites is kept, until the next mark."""
+        self._mark = _Mark(self._rows, self._next, self._fill, self._pushes, [])
+
+    def take_back(self) -> None:
+        """Undoes every push since the mark: a step that went wrong leaves nothing behind."""
+        assert self._mark is not None, "nothing is marked"
+        mark = self._mark
+        for places, born, rows in reversed(mark.overwritten):
+            self._born[places] = born
+            for name in _FIELDS:
+                column = getattr(self._rows, name)
+                column[places.to(column.device)] = getattr(rows, name)
+        self._rows, self._next, self._fill, self._pushes = mark.rows, mark.next, mark.fill, mark.pushes
+        self.mark()
+
+    def _keep_overwritten(self, rows: StoredPixels, places: Tensor) -> None:
+        if self._mark is not None:
+            on_device = places.to(rows.embeddings.device, non_blocking=True)
+            self._mark.overwritten.append((places, self._born[places], rows[on_device]))
 
     def read(self) -> StoredPixels | None:
         """The filled rows, in no order that matters; None before the first push."""

@@ -13,13 +13,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from uniquery.querying.contract import Segmenter
-from uniquery.querying.equivariance import equivariance_loss, feature_equivariance, view_of
+from uniquery.querying.contract import QueriesT, Segmenter
+from uniquery.querying.equivariance import EquivarianceLoss, feature_equivariance, view_of
 from uniquery.querying.inter_scene import InterSceneLoss, PairLoss
 from uniquery.querying.memory import PixelMemory, StoredPixels
 from uniquery.querying.sampling import Sampler, instance_balanced, sample_pixels
 from uniquery.querying.transforms import Transform, TransformGroup
-from uniquery.structures import Images, PixelMap, Targets
+from uniquery.structures import Images, PixelMap, Queries, Targets
 
 _WATCHED_QUERIES, _WATCHED_PIXELS = 64, 2048
 
@@ -38,7 +38,9 @@ class InterScene:
         capacity: of the memory, in pixels; 0 uses the other images of the same forward.
         dtype: of the stored embeddings.
         negatives_per_step: read a random part of the memory; None reads all.
-        max_queries: cap on the queries that take part; None takes all.
+        max_queries: cap on the queries of a decoder layer that take part; None takes all.
+        queries: "matched" leaves out those that own no instance; only set prediction has such.
+        layers: "all" takes the queries of every decoder layer, where there are several.
     """
 
     weight: float = 1.0
@@ -49,6 +51,8 @@ class InterScene:
     dtype: Literal["float32", "bfloat16"] = "float32"
     negatives_per_step: int | None = None
     max_queries: int | None = None
+    queries: Literal["all", "matched"] = "all"
+    layers: Literal["last", "all"] = "last"
 
     def __post_init__(self) -> None:
         if self.weight < 0 or self.ramp_steps < 0:
@@ -121,8 +125,7 @@ class UniqueQuerying(nn.Module):
         with phase("loss"):
             losses = self.segmenter.losses(outputs, targets, assignment)
             if self.inter:
-                queries = self.segmenter.queries(outputs, assignment)
-                losses["loss_inter"] = self._inter_scene(self.inter, queries, outputs.pixels, targets)
+                losses["loss_inter"] = self._inter_scene(self.inter, outputs, targets, assignment)
         if self.equivariance and self.equivariance.weight:
             losses["loss_equi"] = self.equivariance.weight * (
                 self._paired(outputs, targets, assignment, transforms, scenes, phase)
@@ -132,18 +135,31 @@ class UniqueQuerying(nn.Module):
         self.steps += self.training
         return losses
 
-    def _inter_scene(self, settings: InterScene, queries: Any, pixels: PixelMap, targets: Sequence[Targets]) -> Tensor:
+    def _inter_scene(self, settings: InterScene, outputs: Any, targets: Sequence[Targets], assignment: Any) -> Tensor:
         """Eq. 5: push this step's pixels, then query the memory, each query without its own image."""
+        layers = (
+            self.segmenter.layer_queries(outputs, assignment)
+            if settings.layers == "all"
+            else [self.segmenter.queries(outputs, assignment)]
+        )
         if self.training:
-            self.memory.push(sample_pixels(pixels, targets, settings.sampler))
+            self.memory.push(sample_pixels(outputs.pixels, targets, settings.sampler))
+        stored = self._negatives(settings)
+        loss = torch.stack([self._of_layer(settings, queries, targets, stored) for queries in layers]).mean()
+        ramp = min(1.0, (self.steps + 1) / settings.ramp_steps) if settings.ramp_steps else 1.0
+        return settings.weight * ramp * loss
+
+    def _of_layer(
+        self, settings: InterScene, queries: Any, targets: Sequence[Targets], stored: StoredPixels | None
+    ) -> Tensor:
+        if settings.queries == "matched":
+            queries = _matched(queries)
         if settings.max_queries and len(queries) > settings.max_queries:
             queries = queries[torch.randperm(len(queries), device=queries.image.device)[: settings.max_queries]]
         ids = torch.tensor([t.image_id for t in targets], device=queries.image.device)[queries.image]
         self._last = queries.detach(), ids
-        loss = self.inter_loss(queries, ids, self._negatives(settings), self.segmenter.similarity)
-        ramp = min(1.0, (self.steps + 1) / settings.ramp_steps) if settings.ramp_steps else 1.0
-        weighted: Tensor = settings.weight * ramp * loss
-        return weighted
+        loss: Tensor = self.inter_loss(queries, ids, stored, self.segmenter.similarity, _stuff_labels(queries, targets))
+        return loss
 
     def _negatives(self, settings: InterScene) -> StoredPixels | None:
         stored = self.memory.read()
@@ -167,8 +183,9 @@ class UniqueQuerying(nn.Module):
             if self.equivariance and self.equivariance.target == "features":
                 return feature_equivariance(view, original, transforms)
             queries = self.segmenter.queries(outputs, assignment[assignment.image >= scenes])
+            queries = queries[queries.image >= scenes]
             queries = replace(queries, image=queries.image - scenes)
-            return equivariance_loss(self.segmenter, queries, targets[scenes:], original, transforms)
+            return self._masks_follow(queries, targets[scenes:], original, transforms)
 
     def _extra(
         self,
@@ -188,7 +205,13 @@ class UniqueQuerying(nn.Module):
             assignment = self.segmenter.assign(outputs, view_targets)
         with phase("loss"):
             queries = self.segmenter.queries(outputs, assignment)
-            return equivariance_loss(self.segmenter, queries, view_targets, original, transforms)
+            return self._masks_follow(queries, view_targets, original, transforms)
+
+    def _masks_follow(
+        self, queries: Any, view_targets: Sequence[Targets], original: PixelMap, transforms: Sequence[Transform]
+    ) -> Tensor:
+        loss = EquivarianceLoss(self.segmenter.decode, self.segmenter.mask_loss)
+        return loss(_matched(queries), view_targets, original, transforms)
 
     @torch.no_grad()
     def watch(self) -> dict[str, float]:
@@ -216,6 +239,23 @@ class UniqueQuerying(nn.Module):
         self.steps = int(state["steps"])
         memory = {k.removeprefix("memory/"): v for k, v in state.items() if k.startswith("memory/")}
         self.memory.load_state_dict(memory, device)
+
+
+def _matched(queries: QueriesT) -> QueriesT:
+    return queries[queries.target >= 0]
+
+
+def _stuff_labels(queries: Queries, targets: Sequence[Targets]) -> Tensor | None:
+    """(Q,) class of the stuff that each query owns, −1 for the others; None where there is no stuff at all."""
+    if all(t.things is None for t in targets):
+        return None
+    labels = [
+        torch.full_like(t.labels, -1) if t.things is None else t.labels.masked_fill(t.things, -1) for t in targets
+    ]
+    starts = torch.tensor([0, *(len(t) for t in targets)][:-1], device=queries.image.device).cumsum(0)
+    nobody = labels[0].new_full((1,), -1)  # what an unmatched query owns
+    index = torch.where(queries.target >= 0, starts[queries.image] + queries.target, -1)
+    return torch.cat([*labels, nobody])[index]
 
 
 def _joined(images: Images, views: Images) -> Images:

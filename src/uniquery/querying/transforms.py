@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+_MASKS_AT_ONCE = 16
 CELL = 32  # the coarsest stride: windows on its grid are whole cells of every map
 
 
@@ -59,9 +60,10 @@ class Transform:
             x = x.flip(2)
         if self.is_exact:
             return x
+        dtype = torch.promote_types(x.dtype, torch.float32) if x.is_floating_point() else torch.float32
         sampled = F.grid_sample(
-            x[None].to(torch.promote_types(x.dtype, torch.float32) if x.is_floating_point() else torch.float32),
-            self._grid(height, width, x.device),
+            x[None].to(dtype),
+            self._grid(height, width, x.device).to(dtype),
             mode=mode,
             padding_mode="zeros",
             align_corners=False,
@@ -72,7 +74,11 @@ class Transform:
         """(K, H, W) bool → the view's."""
         if self.is_exact:
             return self.on_map(masks)
-        return self.on_map(masks.to(torch.uint8), mode="nearest").bool()
+        moved = masks.new_empty(len(masks), self.height, self.width)
+        for start in range(0, len(masks), _MASKS_AT_ONCE):  # resampling needs floats: of a few masks, never of hundreds
+            part = masks[start : start + _MASKS_AT_ONCE].to(torch.uint8)
+            moved[start : start + _MASKS_AT_ONCE] = self.on_map(part, mode="nearest")
+        return moved
 
     def on_locations(self, locations: Tensor) -> Tensor:
         """(N, 2) x, y in pixels of the source → of the view."""

@@ -9,6 +9,7 @@ import base64
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from PIL import Image, ImageFont
 from scipy.ndimage import minimum_filter1d
 
 from uniquery import rle
+from uniquery.errors import UserError
 from uniquery.report.lettering import Label, Picture, caption, printable, text_patch, write_labels
 from uniquery.report.palette import Colour, colour
 
@@ -209,6 +211,19 @@ def _title_strips(titles: Sequence[str], width: int) -> list[Picture]:
 
 def _paste(sheet: Picture, image: Picture, y: int, x: int) -> None:
     sheet[y : y + image.shape[0], x : x + image.shape[1]] = image
+
+
+def read_picture(path: Path) -> Picture:
+    """A picture that was drawn before.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    try:
+        with Image.open(path) as picture:
+            return np.asarray(picture.convert("RGB"))
+    except OSError as error:
+        raise UserError(f"{path} is not a picture ({error}); remove it.") from None
 
 
 def png_bytes(image: npt.NDArray[Any]) -> bytes:

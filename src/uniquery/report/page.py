@@ -14,13 +14,23 @@ from markupsafe import Markup
 
 from uniquery.files import make_folder, write_atomically
 from uniquery.report.charts import TONES, Series, line_chart, stacked_bar
-from uniquery.report.drawings import Drawn, data_uri, overlay, shrunk
+from uniquery.report.drawings import Drawn, data_uri, overlay, read_picture, shrunk
 from uniquery.report.lettering import Picture
 from uniquery.report.runs import EvalLine, Run, TrainLine, Weights, finite
 from uniquery.report.scales import points_of, smooth
-from uniquery.report.tables import Cell, class_rows, compared, duration, metric_rows, number, phase_rows, text_rows
+from uniquery.report.tables import (
+    Cell,
+    class_rows,
+    compared,
+    diagnosis_rows,
+    duration,
+    metric_rows,
+    number,
+    phase_rows,
+    text_rows,
+)
 
-_THUMBNAIL = 360  # pixels of the longer side
+_THUMBNAIL, _RESPONSE = 360, 900  # pixels of the longer side
 _WIDE, _NARROW = (520, 270), (340, 210)
 _HEADLINE = ("AP", "AP50", "AP75")
 _WEIGHTS: tuple[Weights, ...] = ("ema", "model")
@@ -66,6 +76,8 @@ def render(runs: Sequence[tuple[Run, Sequence[Example]]], title: str) -> str:
         classes=class_rows(finals, compare=several),
         training=_training_charts(only, labels),
         pictures=_pictures([examples for _, examples in runs]),
+        diagnosis=diagnosis_rows([run.diagnosis for run in only]) if any(run.diagnosis for run in only) else [],
+        responses=[_response(run) for run in only],
         phases=_phases(only),
         environment=text_rows([run.environment for run in only]),
         differences=[row for row in text_rows([run.config for run in only]) if row.differs],
@@ -228,6 +240,11 @@ def _pictures(of_runs: Sequence[Sequence[Example]]) -> list[dict[str, Any]]:
             }
         )
     return pictures
+
+
+def _response(run: Run) -> str | None:
+    """The picture of a query's response, as a data URI."""
+    return data_uri(read_picture(run.response), _RESPONSE) if run.response else None
 
 
 def _by_name(examples: Sequence[Example]) -> dict[tuple[str, int], Example]:

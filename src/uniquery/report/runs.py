@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from uniquery.errors import UserError
 
 Weights = Literal["ema", "model"]
+
+METRICS_FILE, FIGURES_FILE, PICTURE_FILE = "metrics.jsonl", "diagnose.json", "diagnose.png"
 
 
 class TrainLine(BaseModel):
@@ -79,6 +81,8 @@ class Run:
         environment: `environment.json`, flat.
         train: lines of training, in order of their steps.
         evals: evaluations, in order of their steps.
+        diagnosis: what `uniquery diagnose` measured, empty if it was not asked.
+        response: the picture it drew, if it did.
     """
 
     folder: Path
@@ -87,6 +91,8 @@ class Run:
     environment: Mapping[str, str]
     train: tuple[TrainLine, ...]
     evals: tuple[EvalLine, ...]
+    diagnosis: Mapping[str, Any] = field(default_factory=dict)
+    response: Path | None = None
 
     @property
     def name(self) -> str:
@@ -145,7 +151,7 @@ def load_run(folder: Path) -> Run:
         UserError: a file is missing or broken; names the file, and the line.
     """
     config_text = _text(folder / "config.yaml")
-    lines = _lines(folder / "metrics.jsonl")
+    lines = _lines(folder / METRICS_FILE)
     evals = [line for line in lines if isinstance(line, EvalLine)]
     kept = [line for weights in ("ema", "model") for line in _not_overtaken(e for e in evals if e.weights == weights)]
     return Run(
@@ -155,6 +161,8 @@ def load_run(folder: Path) -> Run:
         environment=flat(_mapping(folder / "environment.json", _text(folder / "environment.json"), json.loads)),
         train=tuple(_not_overtaken(line for line in lines if isinstance(line, TrainLine))),
         evals=tuple(sorted(kept, key=lambda e: e.step)),
+        diagnosis=_mapping(folder / FIGURES_FILE, _text(folder / FIGURES_FILE), json.loads),
+        response=folder / PICTURE_FILE if (folder / PICTURE_FILE).is_file() else None,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from markupsafe import Markup
 
@@ -26,6 +26,14 @@ _MEANINGS = {
     "ARs": "small, < 32² pixels",
     "ARm": "medium, 32² to 96²",
     "ARl": "large, > 96²",
+}
+
+
+_CROSS_SCENE = {
+    "own": "response on the own instance, mean",
+    "mean": "on instances of other images, mean",
+    "p99": "on instances of other images, 99th percentile",
+    "above_half": "on instances of other images, share above 0.5",
 }
 
 
@@ -82,8 +90,8 @@ def duration(seconds: float) -> str:
     return f"{left} s"
 
 
-def compared(value: float | None, first: float | None) -> Cell:
-    """A metric in percent, and its difference to the first run's; more is better.
+def compared(value: float | None, first: float | None, *, less_is_better: bool = False) -> Cell:
+    """A metric in percent, and its difference to the first run's.
 
     >>> compared(37.5, 36.0)
     Cell(text='37.50', change='+1.50', sense='better')
@@ -95,7 +103,9 @@ def compared(value: float | None, first: float | None) -> Cell:
     change = round(value - first, 2)
     if not change:
         return Cell(number(value), "±0.00")
-    return Cell(number(value), f"{change:+.2f}".replace("-", "−"), "better" if change > 0 else "worse")
+    return Cell(
+        number(value), f"{change:+.2f}".replace("-", "−"), "worse" if (change > 0) is less_is_better else "better"
+    )
 
 
 def metric_rows(evals: Sequence[EvalLine | None], compare: bool) -> list[Row]:
@@ -126,9 +136,28 @@ def class_rows(evals: Sequence[EvalLine | None], compare: bool) -> list[Row]:
     return rows
 
 
-def _cells(values: Sequence[float | None], compare: bool) -> tuple[Cell, ...]:
+def diagnosis_rows(diagnoses: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """In percent: how queries respond to their own and to other images, and how far masks are from following g."""
+    crosses = [d.get("cross_scene") or {} for d in diagnoses]
+    rows = [
+        Row(name, _cells([_percent(c.get(key)) for c in crosses], True, less_is_better=key != "own"))
+        for key, name in _CROSS_SCENE.items()
+    ]
+    errors = [d.get("equivariance") or {} for d in diagnoses]
+    for family in dict.fromkeys(name for one in errors for name in one):
+        values = [_percent((one.get(family) or {}).get("mask_error")) for one in errors]
+        rows.append(Row(f"masks that do not follow: {family}", _cells(values, True, less_is_better=True), "1 − IoU"))
+    return rows
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def _cells(values: Sequence[float | None], compare: bool, *, less_is_better: bool = False) -> tuple[Cell, ...]:
     first, *others = values
-    return (Cell(number(first)), *(compared(v, first) if compare else Cell(number(v)) for v in others))
+    cells = (compared(v, first, less_is_better=less_is_better) if compare else Cell(number(v)) for v in others)
+    return (Cell(number(first)), *cells)
 
 
 def text_rows(columns: Sequence[Mapping[str, str]]) -> list[Row]:

@@ -62,6 +62,8 @@ class InterSceneConfig(Settings):
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the stored embeddings")
     negatives_per_step: int | None = Field(None, gt=0, description="read a random part of the memory; None: all")
     max_queries: int | None = Field(None, gt=0, description="cap on the queries that take part; None: all")
+    queries: Literal["all", "matched"] = Field("all", description="matched: only queries that own an instance")
+    layers: Literal["last", "all"] = Field("last", description="decoder layers whose queries take part")
 
     def build(self) -> InterScene:
         """The part."""
@@ -74,6 +76,8 @@ class InterSceneConfig(Settings):
             dtype=self.dtype,
             negatives_per_step=self.negatives_per_step,
             max_queries=self.max_queries,
+            queries=self.queries,
+            layers=self.layers,
         )
 
 

@@ -1,0 +1,143 @@
+"""How long saving a checkpoint holds up training, against a plain copy of the same bytes.
+
+    python benchmarks/checkpoint_save.py [--backbone resnet50] [--folder .]
+
+CondInst with momentum and a full memory of 100 000 × 256 float32. The copy reads files that are in memory already,
+writes them and waits for the disk, as saving does; both take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from uniquery import files
+from uniquery.backbones import BackboneConfig
+from uniquery.data.coco import Category
+from uniquery.querying import StoredPixels
+from uniquery.segmenters import build_segmenter
+from uniquery.training import sealed
+from uniquery.training.checkpoint import ModelCard, load_trainer_state, save_checkpoint
+from uniquery.training.config import Config
+from uniquery.training.optim import build_optimizer
+from uniquery.training.run import Run, trainer_state
+
+CAPACITY, CHANNELS = 100_000, 256
+
+
+def prepared_run(backbone: str) -> Run:
+    config = Config.model_validate(
+        {"backbone": {"name": backbone, "weights": "random"}, "querying": {"inter": {"capacity": CAPACITY}}}
+    )
+    model = build_segmenter(config.model, config.backbone, 80)
+    objective, optimizer = config.querying.build(model), build_optimizer(model, config.optim, 16)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    ids = torch.arange(CAPACITY)
+    objective.memory.push(StoredPixels(torch.randn(CAPACITY, CHANNELS), torch.rand(CAPACITY, 2), ids, ids, ids >= 0))
+    categories = tuple(Category(i, str(i)) for i in range(80))
+    card = ModelCard(config.model, BackboneConfig(name=backbone, weights="random"), categories, config.data.test_size)
+    return Run(config, card, model, objective, optimizer, None, steps=1, device=torch.device("cpu"))
+
+
+def save(run: Run, folder: Path) -> None:
+    save_checkpoint(folder, run.evaluated_state(), run.card, trainer_state(run), keep=1)
+
+
+def copy(source: Path, target: Path) -> None:
+    target.mkdir()
+    for file in source.iterdir():
+        shutil.copyfile(file, target / file.name)
+    for file in (*target.iterdir(), target):
+        files._flush(file)
+
+
+@contextmanager
+def timed(times: dict[str, float]) -> Iterator[None]:
+    """Adds up the seconds of the parts of a save."""
+
+    def spy(name: str, work: object) -> object:
+        def timed_work(*arguments: object) -> object:
+            began = time.perf_counter()
+            try:
+                return work(*arguments)
+            finally:
+                times[name] = times.get(name, 0.0) + time.perf_counter() - began
+
+        return timed_work
+
+    with (
+        mock.patch.object(sealed, "_write_whole", spy("write", sealed._write_whole)),
+        mock.patch.object(sealed.zlib, "crc32", spy("checksum", zlib.crc32)),
+        mock.patch.object(files, "_flush", spy("wait for the disk", files._flush)),
+    ):
+        yield
+
+
+def measure(run: Run, folder: Path, repeats: int) -> dict[str, object]:
+    save(run, folder / "last")
+    size = sum(file.stat().st_size for file in (folder / "last").iterdir())
+    saves, copies, parts = [], [], []
+    for n in range(repeats):
+        os.sync()
+        times: dict[str, float] = {}
+        began = time.perf_counter()
+        with timed(times):
+            save(run, folder / "last")
+        saves.append(time.perf_counter() - began)
+        parts.append({**times, "rest": saves[-1] - sum(times.values())})
+        os.sync()
+        began = time.perf_counter()
+        copy(folder / "last", folder / f"copy{n}")
+        copies.append(time.perf_counter() - began)
+        shutil.rmtree(folder / f"copy{n}")
+    began = time.perf_counter()
+    load_trainer_state(folder / "last")
+    return {
+        "bytes": size,
+        "save": statistics.median(saves),
+        "copy": statistics.median(copies),
+        "ratio": statistics.median(saves) / statistics.median(copies),
+        "parts": {name: statistics.median(p[name] for p in parts) for name in parts[0]},
+        "read and verify": time.perf_counter() - began,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--backbone", default="resnet50")
+    parser.add_argument("--folder", type=Path, help="on the disk to measure; by default where temporary files go")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    run = prepared_run(args.backbone)
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        found = measure(run, Path(folder), args.repeats)
+    table = Table("", "seconds", title=f"saving {found['bytes'] / 1e6:.0f} MB, median of {args.repeats}")
+    for name in ("save", "copy"):
+        table.add_row(name, f"{found[name]:.3f}")
+    for name, seconds in found["parts"].items():
+        table.add_row(f"  of a save: {name}", f"{seconds:.3f}")
+    table.add_row("read and verify", f"{found['read and verify']:.3f}")
+    Console().print(table, f"A save takes {found['ratio']:.2f} times as long as the copy.")
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -10,8 +10,8 @@ import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 from small_segmenters import drawn, small
-from uniquery.parallel import mean_over_processes
-from uniquery.querying import UniqueQuerying
+from uniquery.parallel import gather_rows, mean_over_processes
+from uniquery.querying import Equivariance, InterScene, TransformGroup, UniqueQuerying
 from uniquery.structures import Images
 
 SIZES = ((64, 64), (64, 48), (40, 64), (64, 64))
@@ -36,18 +36,25 @@ def means_and_gradients(rank: int) -> dict[str, Any]:
     value = torch.tensor([1.0 + 2 * rank, 10.0], requires_grad=True)
     mean = mean_over_processes(value)
     result = {"mean": mean, "requires_grad": mean.requires_grad, "own": value.detach()}
-    objective = DistributedDataParallel(UniqueQuerying(group_normed()))
-    return {**result, **_gradients(objective, slice(2 * rank, 2 * rank + 2))}
+    uneven = torch.arange(2 * rank * 3).view(-1, 3) + 100 * rank  # no row of the first process, two of the second
+    gathered = gather_rows([uneven, uneven[:, 0] > 0])
+    objective = DistributedDataParallel(whole_objective())
+    trained = _gradients(objective, slice(2 * rank, 2 * rank + 2))
+    memory = objective.module.memory.read()
+    return {**result, "gathered": gathered, "stored": memory.image_ids.sort().values, **trained}
 
 
 def whole_batch() -> dict[str, Any]:
     """The gradients of one process on the whole batch."""
-    return _gradients(UniqueQuerying(group_normed()), slice(None))
+    objective = whole_objective()
+    trained = _gradients(objective, slice(None))
+    return {"stored": objective.memory.read().image_ids.sort().values, **trained}
 
 
-def group_normed() -> Any:
-    """Batch statistics differ between halves and whole; group statistics do not."""
-    return small("condinst", mask_norm="group").double()
+def whole_objective() -> UniqueQuerying:
+    """With both parts; batch statistics would differ between halves and whole, group statistics do not."""
+    model = small("condinst", mask_norm="group").double()
+    return UniqueQuerying(model, InterScene(capacity=5000), Equivariance(group=TransformGroup(rotate=(0, 30))))
 
 
 def _gradients(objective: torch.nn.Module, part: slice) -> dict[str, Any]:

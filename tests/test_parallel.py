@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from processes import means_and_gradients, run_in_processes, whole_batch
-from uniquery.parallel import mean_over_processes
+from uniquery.parallel import gather_rows, mean_over_processes, normaliser
 
 
 def test_alone_everything_is_its_own_mean():
@@ -12,6 +12,16 @@ def test_alone_everything_is_its_own_mean():
     assert not mean.requires_grad
     mean += 1
     assert value.tolist() == [1, 2]
+
+
+def test_alone_rows_are_gathered_from_oneself():
+    rows = torch.rand(3, 2)
+    assert torch.equal(gather_rows([rows])[0], rows)
+
+
+def test_a_normaliser_is_at_least_one():
+    assert normaliser(torch.tensor(0.0)).item() == 1
+    assert normaliser(torch.tensor(7.0)).item() == 7
 
 
 @pytest.fixture(scope="module")
@@ -36,3 +46,20 @@ def test_two_halves_learn_like_the_whole(results):
     for name, gradient in whole["gradients"].items():
         for result in results:
             torch.testing.assert_close(result["gradients"][name], gradient, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.distributed
+def test_rows_are_gathered_in_order_whatever_their_number(results):
+    for result in results:
+        rows, flags = result["gathered"]
+        assert rows.tolist() == [[100, 101, 102], [103, 104, 105]]
+        assert flags.tolist() == [True, True]
+        assert flags.dtype == torch.bool
+
+
+@pytest.mark.distributed
+def test_every_memory_holds_the_scenes_of_all(results):
+    whole = whole_batch()["stored"]
+    assert len(whole.unique()) > 2
+    for result in results:
+        assert torch.equal(result["stored"], whole)

@@ -1,17 +1,61 @@
-"""What a loss needs to know of other processes. Without a process group, everything is its own mean."""
+"""What a loss needs to know of other processes. Without a process group, a process is alone."""
 
+from collections.abc import Sequence
+
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 
-def mean_over_processes(value: Tensor) -> Tensor:
-    """The mean of a tensor over all processes, without gradient.
+def process_count() -> int:
+    """How many processes train together."""
+    return dist.get_world_size() if _together() else 1
 
-    Normalisers (numbers of positives, of masks) pass through here, so that gradients averaged by DDP equal those of
-    one process on the whole batch.
-    """
+
+def process_rank() -> int:
+    """Which of them this is."""
+    return dist.get_rank() if _together() else 0
+
+
+def _together() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def mean_over_processes(value: Tensor) -> Tensor:
+    """The mean of a tensor over all processes, without gradient."""
     value = value.detach().clone()
-    if dist.is_available() and dist.is_initialized():
+    if _together():
         dist.all_reduce(value)
         value /= dist.get_world_size()
     return value
+
+
+def normaliser(count: Tensor) -> Tensor:
+    """What a sum over `count` things is divided by, so that gradients averaged over processes equal those of one.
+
+    It is the mean count of a process, and at least one thing in all.
+    """
+    return mean_over_processes(count).clamp(min=1 / process_count())
+
+
+def gather_rows(columns: Sequence[Tensor]) -> list[Tensor]:
+    """Columns of equally many rows → the same columns with the rows of all processes, in the order of their ranks.
+
+    Processes may have different numbers of rows, or none. Without gradient.
+    """
+    if not _together():
+        return list(columns)
+    rows = torch.tensor([len(columns[0])], device=columns[0].device)
+    counts = [torch.zeros_like(rows) for _ in range(process_count())]
+    dist.all_gather(counts, rows)
+    lengths = [int(count) for count in counts]
+    return [_gather(column.detach(), lengths) for column in columns]
+
+
+def _gather(column: Tensor, lengths: Sequence[int]) -> Tensor:
+    sent = column.to(torch.uint8) if column.dtype == torch.bool else column  # not every backend sends flags
+    padded = sent.new_zeros(max(lengths), *sent.shape[1:])
+    padded[: len(sent)] = sent
+    parts = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(parts, padded)
+    return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)]).to(column.dtype)

@@ -2,12 +2,23 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from small_segmenters import small
 from uniquery.backbones import BackboneConfig
-from uniquery.querying import Equivariance, InterScene, TransformGroup, UniqueQuerying, instance_balanced
+from uniquery.querying import (
+    Equivariance,
+    InterScene,
+    InterSceneLoss,
+    TransformGroup,
+    UniqueQuerying,
+    dense,
+    instance_balanced,
+    sample_pixels,
+)
 from uniquery.segmenters import build_segmenter
 from uniquery.segmenters.condinst import CondInstConfig
 from uniquery.structures import Images, Targets, mask_boxes
@@ -188,3 +199,63 @@ def test_bad_settings():
         Equivariance(weight=-1)
     with pytest.raises(ValueError, match="negative"):
         InterScene(weight=-1)
+
+
+class TestSetPrediction:
+    """A segmenter with several decoder layers, whose queries mostly own nothing."""
+
+    def loss(self, **settings):
+        torch.manual_seed(0)
+        model = small("mask2former").train()
+        images, targets = batch()
+        objective = UniqueQuerying(model, inter=InterScene(capacity=500, **settings))
+        objective.memory.push(sample_pixels(model(images).pixels, [replace(t, image_id=99) for t in targets], dense()))
+        torch.manual_seed(0)
+        return model, objective(images, targets)["loss_inter"], objective
+
+    def test_matched_queries_are_fewer(self):
+        _, _, everyone = self.loss(queries="all")
+        _, _, matched = self.loss(queries="matched")
+        assert len(everyone._last[0]) == 2 * everyone.segmenter.config.queries
+        assert len(matched._last[0]) == 5
+        assert (matched._last[0].target >= 0).all()
+
+    def test_layers_are_averaged(self):
+        model, mean, objective = self.loss(layers="all")
+        images, targets = batch()
+        torch.manual_seed(0)
+        outputs = model(images)
+        layers = model.layer_queries(outputs, model.assign(outputs, targets))
+        assert len(layers) > 1
+        stored = objective.memory.read()
+        single = [
+            InterSceneLoss(dot_product_scale=1.0)(q, torch.tensor([t.image_id for t in targets])[q.image], stored)
+            for q in layers
+        ]
+        assert mean.item() == pytest.approx(torch.stack(single).mean().item(), rel=1e-4)
+        assert mean.item() != pytest.approx(single[-1].item(), rel=1e-4)
+
+    def test_equivariance_takes_matched_queries_only(self):
+        torch.manual_seed(0)
+        model = small("mask2former").train()
+        seen = []
+        original = model.mask_loss
+        model.mask_loss = lambda logits, queries, targets: (seen.append(queries), original(logits, queries, targets))[1]
+        losses = UniqueQuerying(model, equivariance=Equivariance(group=IDENTITY))(*batch())
+        assert losses["loss_equi"].isfinite()
+        assert (seen[-1].target >= 0).all()
+        assert sorted(seen[-1].image.tolist()) == [0, 0, 0, 1, 1]
+
+
+def test_stuff_queries_are_to_fire_on_their_stuff():
+    """The panoptic rule reaches the loss: the same scene costs otherwise when its instances are stuff."""
+    values = []
+    for things in (None, torch.ones(3, dtype=torch.bool), torch.zeros(3, dtype=torch.bool)):
+        model = segmenter()
+        images, targets = batch((3,))
+        objective = UniqueQuerying(model, inter=InterScene(capacity=500))
+        other = [replace(t, image_id=99, things=things) for t in targets]
+        objective.memory.push(sample_pixels(model(images).pixels, other, dense()))
+        values.append(objective(images, [replace(t, things=things) for t in targets])["loss_inter"].item())
+    assert values[0] == values[1]
+    assert values[2] != values[0]

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from uniquery.parallel import normaliser
 from uniquery.querying.transforms import Transform
 from uniquery.structures import Images, PixelMap, Queries, Targets, mask_areas, mask_boxes
 
@@ -100,4 +101,4 @@ def feature_equivariance(view: PixelMap, original: PixelMap, transforms: Sequenc
         valid = g.valid(view.stride, seen.device)
         total = total + ((here - moved).square() * valid).sum()
         count = count + len(seen) * valid.sum()
-    return total / count
+    return total / normaliser(count)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from uniquery.parallel import mean_over_processes
+from uniquery.parallel import normaliser
 from uniquery.querying.memory import StoredPixels
 from uniquery.structures import Pixels, Queries
 
@@ -126,7 +126,7 @@ class InterSceneLoss(nn.Module):
             stuff_labels: (Q,) class of each query that owns stuff, −1 for the others. Such a query is to fire on stuff
                 of its class wherever it is.
         """
-        count = mean_over_processes(queries.embeddings.new_tensor(len(queries), dtype=torch.float32)).clamp(min=1)
+        count = normaliser(queries.embeddings.new_tensor(len(queries), dtype=torch.float32))
         if stored is None or not len(stored) or not len(queries):
             return queries.embeddings.sum() * 0
         pairs = _Pairs(self, queries, image_ids, stored, similarity, stuff_labels)

@@ -5,23 +5,27 @@ Letters: B images of a step, B' with their views.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from uniquery.parallel import gather_rows, process_rank
 from uniquery.querying.contract import QueriesT, Segmenter
 from uniquery.querying.equivariance import EquivarianceLoss, feature_equivariance, view_of
 from uniquery.querying.inter_scene import InterSceneLoss, PairLoss
 from uniquery.querying.memory import PixelMemory, StoredPixels
+from uniquery.querying.random import keyed_generator
 from uniquery.querying.sampling import Sampler, instance_balanced, sample_pixels
 from uniquery.querying.transforms import Transform, TransformGroup
 from uniquery.structures import Images, PixelMap, Queries, Targets
 
 _WATCHED_QUERIES, _WATCHED_PIXELS = 64, 2048
+_VIEWS, _PIXELS, _NEGATIVES, _QUERIES = range(4)  # what random numbers are for
 
 Phase = Callable[[str], AbstractContextManager[None]]
 
@@ -41,6 +45,7 @@ class InterScene:
         max_queries: cap on the queries of a decoder layer that take part; None takes all.
         queries: "matched" leaves out those that own no instance; only set prediction has such.
         layers: "all" takes the queries of every decoder layer, where there are several.
+        gather: with several processes, every memory gets the pixels of all; False keeps a memory per process.
     """
 
     weight: float = 1.0
@@ -53,6 +58,7 @@ class InterScene:
     max_queries: int | None = None
     queries: Literal["all", "matched"] = "all"
     layers: Literal["last", "all"] = "last"
+    gather: bool = True
 
     def __post_init__(self) -> None:
         if self.weight < 0 or self.ramp_steps < 0:
@@ -89,6 +95,7 @@ class UniqueQuerying(nn.Module):
         segmenter: what is trained.
         inter: the inter-scene part.
         equivariance: the equivariance part.
+        seed: of what the two parts draw; the segmenter draws from torch's global generator.
     """
 
     def __init__(
@@ -96,6 +103,8 @@ class UniqueQuerying(nn.Module):
         segmenter: Segmenter[Any, Any, Any],
         inter: InterScene | None = None,
         equivariance: Equivariance | None = None,
+        *,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         self.segmenter = segmenter
@@ -104,7 +113,7 @@ class UniqueQuerying(nn.Module):
         self.inter_loss = InterSceneLoss(
             inter.loss if inter else PairLoss(), dot_product_scale=segmenter.dot_product_scale
         )
-        self.steps = 0
+        self.steps, self.seed = 0, seed
         self._last: tuple[Any, Tensor] | None = None  # queries and image ids of the last step, for `watch`
 
     def forward(
@@ -115,7 +124,8 @@ class UniqueQuerying(nn.Module):
         transforms: list[Transform] = []
         with phase("forward"):
             if self.equivariance:
-                transforms = self.equivariance.group.draw(images.sizes)
+                each = self._generators(_VIEWS, targets, "cpu")
+                transforms = self.equivariance.group.draw(images.sizes, self._generator(_VIEWS), each)
                 views, view_targets = view_of(images, targets, transforms)
                 if self.equivariance.views == "paired":
                     images, targets = _joined(images, views), [*targets, *view_targets]
@@ -143,11 +153,19 @@ class UniqueQuerying(nn.Module):
             else [self.segmenter.queries(outputs, assignment)]
         )
         if self.training:
-            self.memory.push(sample_pixels(outputs.pixels, targets, settings.sampler))
+            self.memory.push(self._sampled(settings, outputs.pixels, targets))
         stored = self._negatives(settings)
         loss = torch.stack([self._of_layer(settings, queries, targets, stored) for queries in layers]).mean()
         ramp = min(1.0, (self.steps + 1) / settings.ramp_steps) if settings.ramp_steps else 1.0
         return settings.weight * ramp * loss
+
+    def _sampled(self, settings: InterScene, pixels: PixelMap, targets: Sequence[Targets]) -> StoredPixels:
+        generators = self._generators(_PIXELS, targets, pixels.embeddings.device)
+        sampled = sample_pixels(pixels, targets, settings.sampler, generators)
+        if not settings.gather:
+            return sampled
+        names = [f.name for f in fields(sampled)]
+        return StoredPixels(*gather_rows([getattr(sampled, name) for name in names]))
 
     def _of_layer(
         self, settings: InterScene, queries: Any, targets: Sequence[Targets], stored: StoredPixels | None
@@ -155,7 +173,8 @@ class UniqueQuerying(nn.Module):
         if settings.queries == "matched":
             queries = _matched(queries)
         if settings.max_queries and len(queries) > settings.max_queries:
-            queries = queries[torch.randperm(len(queries), device=queries.image.device)[: settings.max_queries]]
+            some = self._some(len(queries), settings.max_queries, _QUERIES, process_rank())
+            queries = queries[some.to(queries.image.device)]
         ids = torch.tensor([t.image_id for t in targets], device=queries.image.device)[queries.image]
         self._last = queries.detach(), ids
         loss: Tensor = self.inter_loss(queries, ids, stored, self.segmenter.similarity, _stuff_labels(queries, targets))
@@ -165,7 +184,25 @@ class UniqueQuerying(nn.Module):
         stored = self.memory.read()
         if stored is None or settings.negatives_per_step is None or len(stored) <= settings.negatives_per_step:
             return stored
-        return stored[torch.randperm(len(stored), device=stored.image_ids.device)[: settings.negatives_per_step]]
+        some = self._some(len(stored), settings.negatives_per_step, _NEGATIVES)
+        return stored[some.to(stored.image_ids.device)]
+
+    def _some(self, total: int, count: int, *key: int) -> Tensor:
+        return torch.randperm(total, generator=self._generator(*key))[:count]
+
+    def _generator(self, *key: int, device: torch.device | str = "cpu") -> torch.Generator:
+        return keyed_generator(self.seed, self.steps, *key, device=device)
+
+    def _generators(
+        self, purpose: int, targets: Sequence[Targets], device: torch.device | str
+    ) -> list[torch.Generator]:
+        """One for each image; an image and its view, which has its id, get different ones."""
+        seen: Counter[int] = Counter()
+        generators = []
+        for target in targets:
+            generators.append(self._generator(purpose, target.image_id, seen[target.image_id], device=device))
+            seen[target.image_id] += 1
+        return generators
 
     def _paired(
         self,

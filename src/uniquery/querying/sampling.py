@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from uniquery.querying.memory import StoredPixels
+from uniquery.querying.random import Generators, of_each_image
 from uniquery.structures import PixelMap, Targets, mask_centroids
 
 Sampler = Callable[[Tensor, torch.Generator | None], tuple[Tensor, Tensor]]
@@ -80,12 +81,13 @@ def _check(count: int) -> None:
 
 @torch.no_grad()
 def sample_pixels(
-    pixel_map: PixelMap, targets: Sequence[Targets], sampler: Sampler, generator: torch.Generator | None = None
+    pixel_map: PixelMap, targets: Sequence[Targets], sampler: Sampler, generator: Generators = None
 ) -> StoredPixels:
     """The sampled instance pixels of a batch, detached. Padding and crowd regions own no cell, so they never enter."""
     parts = []
     locations = pixel_map.locations()
-    for embeddings, target in zip(pixel_map.embeddings.detach(), targets, strict=True):
+    generators = of_each_image(generator, len(targets))
+    for embeddings, target, generator in zip(pixel_map.embeddings.detach(), targets, generators, strict=True):
         instance, cell = sampler(owned_cells(target.masks, pixel_map.stride), generator)
         image_ids = torch.full_like(cell, target.image_id)
         things = torch.ones_like(cell, dtype=torch.bool) if target.things is None else target.things[instance]

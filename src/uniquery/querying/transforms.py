@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from uniquery.querying.random import Generators, of_each_image
+
 _MASKS_AT_ONCE = 16
 CELL = 32  # the coarsest stride: windows on its grid are whole cells of every map
 
@@ -172,10 +174,19 @@ class TransformGroup:
         if self.rotate is not None and self.rotate[0] > self.rotate[1]:
             raise ValueError("rotate must have the smaller angle first")
 
-    def draw(self, sizes: Sequence[tuple[int, int]], generator: torch.Generator | None = None) -> list[Transform]:
-        """An element for each image of the given valid (height, width)."""
+    def draw(
+        self, sizes: Sequence[tuple[int, int]], generator: torch.Generator | None = None, each: Generators = None
+    ) -> list[Transform]:
+        """An element for each image of the given valid (height, width).
+
+        Args:
+            sizes: of the images.
+            generator: of what the images share.
+            each: of what they do not; by default the same.
+        """
         fraction = self._uniform(self.crop, generator) if self.crop else 1.0
-        return [self._draw_one(size, fraction, generator) for size in sizes]
+        generators = of_each_image(each or generator, len(sizes))
+        return [self._draw_one(size, fraction, own) for size, own in zip(sizes, generators, strict=True)]
 
     def _draw_one(self, size: tuple[int, int], fraction: float, generator: torch.Generator | None) -> Transform:
         """An element; the identity for an image narrower than a cell, which holds no window."""

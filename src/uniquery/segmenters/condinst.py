@@ -22,7 +22,7 @@ from uniquery.layers.pixels import Normalise
 from uniquery.layers.resize import aligned_bilinear, aligned_linear_matrix
 from uniquery.mask_losses import dice, sigmoid_focal
 from uniquery.matching import assign_points, box_distances
-from uniquery.parallel import mean_over_processes
+from uniquery.parallel import mean_over_processes, normaliser
 from uniquery.postprocess import encode_masks, nms, resize_matrix, scale_boxes
 from uniquery.querying.contract import Segmenter
 from uniquery.structures import (
@@ -219,8 +219,7 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
                 valid = target.valid[step // 2 :: step, step // 2 :: step]
                 probabilities = torch.where(mine[:, None, None] & ~valid, 0, probabilities)
                 masks[mine] *= valid
-        count = mean_over_processes(probabilities.new_tensor(len(queries)))
-        return dice(probabilities, masks).sum() / count.clamp(min=1)
+        return dice(probabilities, masks).sum() / normaliser(probabilities.new_tensor(len(queries)))
 
     def losses(self, outputs: CondInstOutputs, targets: Sequence[Targets], assignment: Assignment) -> dict[str, Tensor]:
         image, location = assignment.image, assignment.query
@@ -231,7 +230,7 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         predicted = _wide(outputs.distances[image, location])
         wanted = (box_distances(outputs.locations[location], boxes) / strides).to(predicted.dtype)
         centerness = _centerness(wanted)
-        positives = mean_over_processes(centerness.new_tensor(len(assignment))).clamp(min=1)
+        positives = normaliser(centerness.new_tensor(len(assignment)))
         centre_sum = mean_over_processes(centerness.sum()).clamp(min=1e-6)
         queries = self.queries(outputs, assignment)
         return {

@@ -64,6 +64,7 @@ class InterSceneConfig(Settings):
     max_queries: int | None = Field(None, gt=0, description="cap on the queries that take part; None: all")
     queries: Literal["all", "matched"] = Field("all", description="matched: only queries that own an instance")
     layers: Literal["last", "all"] = Field("last", description="decoder layers whose queries take part")
+    gather: bool = Field(True, description="every process's memory gets the pixels of all; false: one each")
 
     def build(self) -> InterScene:
         """The part."""
@@ -78,6 +79,7 @@ class InterSceneConfig(Settings):
             max_queries=self.max_queries,
             queries=self.queries,
             layers=self.layers,
+            gather=self.gather,
         )
 
 
@@ -118,10 +120,11 @@ class QueryingConfig(Settings):
         """How many images of a batch come from one loaded scene."""
         return 2 if self.equivariance and self.equivariance.views == "paired" else 1
 
-    def build(self, segmenter: Segmenter[Any, Any, Any]) -> UniqueQuerying:
+    def build(self, segmenter: Segmenter[Any, Any, Any], seed: int = 0) -> UniqueQuerying:
         """The objective."""
         return UniqueQuerying(
             segmenter,
             inter=self.inter.build() if self.inter else None,
             equivariance=self.equivariance.build() if self.equivariance else None,
+            seed=seed,
         )

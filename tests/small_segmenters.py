@@ -10,13 +10,40 @@ from uniquery.backbones import BackboneConfig
 from uniquery.querying import Segmenter
 from uniquery.segmenters import build_segmenter
 from uniquery.segmenters.condinst import CondInstConfig
+from uniquery.segmenters.mask2former import Mask2FormerConfig
+from uniquery.segmenters.solov2 import SOLOv2Config
 from uniquery.structures import Images, Targets
 
 NUM_CLASSES = 3
 SMALL = {
     "condinst": CondInstConfig(channels=32, head_convs=1, mask_channels=32, mask_convs=1, score_threshold=0.0),
+    "mask2former": Mask2FormerConfig(
+        queries=24,
+        channels=32,
+        heads=4,
+        encoder_layers=1,
+        encoder_width=64,
+        decoder_layers=3,
+        decoder_width=64,
+        points=512,
+    ),
+    "solov2": SOLOv2Config(
+        channels=32,
+        head_channels=32,
+        head_convs=1,
+        mask_channels=32,
+        kernel_channels=32,
+        grids=(12, 10, 8, 6, 4),
+        size_ranges=((0, 24), (12, 36), (24, 48), (36, 72), (48, 2048)),
+        score_threshold=0.0,
+        final_threshold=0.0,
+    ),
 }
-SILENT: dict[str, dict[str, Any]] = {"condinst": {"score_threshold": 1.0}}  # settings under which nothing is predicted
+SILENT: dict[str, dict[str, Any]] = {  # settings under which nothing is predicted
+    "condinst": {"score_threshold": 1.0},
+    "mask2former": {"mask_threshold": 1 - 1e-12},
+    "solov2": {"score_threshold": 1.0},
+}
 
 
 def small(name: str, *, seed: int = 0, **changes: Any) -> Segmenter[Any, Any, Any]:

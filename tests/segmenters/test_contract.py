@@ -78,6 +78,20 @@ class TestQueries:
             assert -1 <= target < len(batch[1][image])
         assert (queries.target >= 0).any()
 
+    def test_those_of_the_last_layer_come_last(self, name, batch):
+        model = small(name).eval()
+        outputs = model(batch[0])
+        assignment = model.assign(outputs, batch[1])
+        layers = model.layer_queries(outputs, assignment)
+        last = model.queries(outputs, assignment)
+        for field in fields(last):
+            assert torch.equal(getattr(layers[-1], field.name), getattr(last, field.name)), field.name
+        for queries in layers:
+            owned = queries[queries.target >= 0]
+            pairs = list(zip(owned.image.tolist(), owned.target.tolist(), strict=True))
+            assert {(i, t) for i, target in enumerate(batch[1]) for t in range(len(target))} >= set(pairs)
+            assert pairs
+
     def test_assign_carries_no_gradient(self, name, batch):
         model = small(name)
         outputs = model(batch[0])

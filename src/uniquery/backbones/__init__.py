@@ -12,16 +12,23 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from uniquery.backbones.base import Backbone, PixelFormat, StagedBackbone
 from uniquery.backbones.efficientnet_lite import EfficientNetLite0
-from uniquery.backbones.naming import KeyMap, efficientnet_lite_key, resnet_key
+from uniquery.backbones.naming import (
+    KeyMap,
+    Preparation,
+    efficientnet_lite_key,
+    resnet_key,
+    swin_key,
+    swin_may_lack,
+    swin_tensors,
+)
 from uniquery.backbones.pretrained import imagenet_file, load_weights
 from uniquery.backbones.resnet import ResNet
+from uniquery.backbones.swin import SIZES, Swin
 from uniquery.backbones.tiny import Tiny
 from uniquery.errors import ConfigError
 from uniquery.layers.norm import NormKind
 
 __all__ = ["BACKBONES", "Backbone", "BackboneConfig", "PixelFormat", "build_backbone"]
-
-FROZEN_WHEN_PRETRAINED = 2
 
 
 class BackboneConfig(BaseModel):
@@ -33,19 +40,34 @@ class BackboneConfig(BaseModel):
             that start from nothing are always asked for by name.
         norm: "frozen" batch normalisation keeps its statistics and affine maps, "batch" learns them. By default frozen,
             and "batch" with random weights.
+            Not for backbones without batch normalisation: the Swins and tiny.
         frozen_stages: how many of the stem and the first stages never learn; 2 is the stem and the stage of stride 4.
-            By default 2, and 0 with random weights.
+            By default 2, and 0 for Swins and with random weights.
         caffe: for ResNets, whether the weights are of the original Caffe kind (stride in the 1×1 convolution, BGR
             pixels) instead of torchvision's.
+        checkpoint_gradients: recompute each block in the backward pass: less memory, about a third more time.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: Literal["resnet18", "resnet50", "resnet101", "efficientnet_lite0", "tiny"]
+    name: Literal[
+        "resnet18",
+        "resnet50",
+        "resnet101",
+        "efficientnet_lite0",
+        "swin_tiny",
+        "swin_small",
+        "swin_base",
+        "swin_base_384",
+        "swin_large",
+        "swin_large_384",
+        "tiny",
+    ]
     weights: str | None = None
     norm: NormKind | None = None
     frozen_stages: int | None = Field(default=None, ge=0, le=4)
     caffe: bool = False
+    checkpoint_gradients: bool = False
 
     @model_validator(mode="after")
     def _fits_the_backbone(self) -> Self:
@@ -53,21 +75,37 @@ class BackboneConfig(BaseModel):
             raise ValueError(f"'caffe' is about ResNets; leave it out for '{self.name}'")
         if self.caffe and self.weights == "imagenet":
             raise ValueError("weights 'imagenet' are torchvision's; give 'caffe' weights by their path")
-        if self.name == "tiny" and self.norm is not None:
-            raise ValueError("the backbone 'tiny' has group normalisation; leave 'norm' out")
+        kind = "group" if self.name == "tiny" else "layer" if self.name.startswith("swin") else None
+        if kind and self.norm is not None:
+            raise ValueError(f"the backbone '{self.name}' has {kind} normalisation; leave 'norm' out")
         return self
 
 
 @dataclass(frozen=True)
 class Family:
-    """How the table's backbones of one kind are made, and how published files name their tensors."""
+    """How the table's backbones of one kind are made, and how published files name their tensors.
+
+    Attributes:
+        build: from kind of normalisation and `caffe`.
+        rename, prepare, may_lack: see `load_weights`.
+        frozen_stages: by default, with published weights.
+    """
 
     build: Callable[[NormKind, bool], StagedBackbone]
     rename: KeyMap
+    prepare: Preparation = dict
+    may_lack: Callable[[str], bool] = lambda _: False
+    frozen_stages: int = 2
 
 
 def _resnet(depth: int, norm: NormKind, caffe: bool) -> StagedBackbone:
     return ResNet(depth, norm=norm, stride_in_1x1=caffe)
+
+
+def _swin(size: str, window: int) -> Family:
+    return Family(
+        lambda _norm, _caffe: Swin(*SIZES[size], window=window), swin_key, swin_tensors, swin_may_lack, frozen_stages=0
+    )
 
 
 BACKBONES: dict[str, Family] = {
@@ -75,6 +113,12 @@ BACKBONES: dict[str, Family] = {
     "resnet50": Family(partial(_resnet, 50), resnet_key),
     "resnet101": Family(partial(_resnet, 101), resnet_key),
     "efficientnet_lite0": Family(lambda norm, _: EfficientNetLite0(norm=norm), efficientnet_lite_key),
+    "swin_tiny": _swin("tiny", 7),
+    "swin_small": _swin("small", 7),
+    "swin_base": _swin("base", 7),
+    "swin_base_384": _swin("base", 12),
+    "swin_large": _swin("large", 7),
+    "swin_large_384": _swin("large", 12),
     "tiny": Family(lambda _norm, _caffe: Tiny(), lambda key: key),
 }
 
@@ -103,7 +147,8 @@ def build_backbone(config: BackboneConfig, *, pretrained: bool = True) -> Backbo
     backbone = family.build(config.norm or ("batch" if random else "frozen"), config.caffe)
     if pretrained and not random:
         path = imagenet_file(config.name) if config.weights == "imagenet" else Path(config.weights).expanduser()
-        load_weights(backbone, path, family.rename)
-    default = 0 if random else FROZEN_WHEN_PRETRAINED
+        load_weights(backbone, path, family.rename, prepare=family.prepare, may_lack=family.may_lack)
+    default = 0 if random else family.frozen_stages
     backbone.freeze(default if config.frozen_stages is None else config.frozen_stages)
+    backbone.checkpoint_gradients = config.checkpoint_gradients
     return backbone

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,25 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from uniquery.backbones.naming import KeyMap
+from uniquery.backbones.naming import KeyMap, Preparation
 from uniquery.errors import CheckpointError
 
 TORCHVISION_FILES = {
     "resnet18": "resnet18-f37072fd.pth",
     "resnet50": "resnet50-0676ba61.pth",
     "resnet101": "resnet101-63fe2227.pth",
+}
+SWIN_FILES = {
+    "swin_tiny": "swin_tiny_patch4_window7_224.pth",
+    "swin_small": "swin_small_patch4_window7_224.pth",
+    "swin_base": "swin_base_patch4_window7_224.pth",
+    "swin_base_384": "swin_base_patch4_window12_384.pth",
+    "swin_large": "swin_large_patch4_window7_224_22k.pth",
+    "swin_large_384": "swin_large_patch4_window12_384_22k.pth",
+}
+URLS = {name: f"https://download.pytorch.org/models/{file}" for name, file in TORCHVISION_FILES.items()} | {
+    name: f"https://github.com/SwinTransformer/storage/releases/download/v1.0.0/{file}"
+    for name, file in SWIN_FILES.items()
 }
 
 
@@ -46,14 +58,13 @@ def imagenet_file(name: str) -> Path:
     """
     if name == "efficientnet_lite0":
         return _efficientnet_lite0_file()
-    if name not in TORCHVISION_FILES:
+    if name not in URLS:
         raise CheckpointError(f"There are no ImageNet weights for the backbone '{name}'; set its weights to 'random'.")
-    file = TORCHVISION_FILES[name]
-    path = Path(torch.hub.get_dir()) / "checkpoints" / file
+    path = Path(torch.hub.get_dir()) / "checkpoints" / URLS[name].rpartition("/")[2]
     if not path.is_file():
         raise CheckpointError(
-            f"The ImageNet weights of '{name}' are not at {path}; download https://download.pytorch.org/models/{file} "
-            "to there, or set the backbone's weights to the path of your copy."
+            f"The ImageNet weights of '{name}' are not at {path}; download {URLS[name]} to there, or set the "
+            "backbone's weights to the path of your copy."
         )
     return path
 
@@ -100,19 +111,33 @@ def _load_pickle(path: Path) -> dict[str, Any]:
     return content
 
 
-def load_weights(backbone: nn.Module, path: Path, rename: KeyMap) -> LoadReport:
-    """Fill every tensor of `backbone` from the file at `path`, in place.
+def load_weights(
+    backbone: nn.Module,
+    path: Path,
+    rename: KeyMap,
+    *,
+    prepare: Preparation = dict,
+    may_lack: Callable[[str], bool] = lambda _: False,
+) -> LoadReport:
+    """Fill the tensors of `backbone` from the file at `path`, in place.
+
+    Args:
+        backbone: whose.
+        path: of the file.
+        rename: the file's names to ours.
+        prepare: brings the file's tensors into the form that `rename` knows.
+        may_lack: our names that are left as they are if the file has nothing for them; all others it must have.
 
     Raises:
         CheckpointError: the file cannot be read, or lacks a tensor, or has it in another shape.
     """
-    found = read_tensors(path)
-    report = fill(backbone, found, rename)
+    report = fill(backbone, prepare(read_tensors(path)), rename)
     total = len(report.loaded) + len(report.missing) + len(report.mismatched)
-    if report.missing:
+    missing = [key for key in report.missing if not may_lack(key)]
+    if missing:
         raise CheckpointError(
-            f"{path} lacks {len(report.missing)} of the {total} tensors of the backbone, "
-            f"'{report.missing[0]}' for one; give weights of the same architecture."
+            f"{path} lacks {len(missing)} of the {total} tensors of the backbone, "
+            f"'{missing[0]}' for one; give weights of the same architecture."
         )
     if report.mismatched:
         raise CheckpointError(

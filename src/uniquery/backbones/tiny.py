@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import nn
 
@@ -34,6 +34,10 @@ class Tiny(StagedBackbone):
     def stages(self) -> Sequence[nn.Module]:
         """The stem and stages 1..4."""
         return self.stem, self.stage1, self.stage2, self.stage3, self.stage4
+
+    def blocks(self, stage: nn.Module) -> Iterable[nn.Module]:
+        """Each stage as a whole: its ReLUs work in place."""
+        return (stage,)
 
 
 def _layer(in_channels: int, out_channels: int, stride: int) -> tuple[nn.Module, ...]:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, cast
+
+from pydantic import Field, TypeAdapter
 
 from uniquery.backbones import BackboneConfig, build_backbone
 from uniquery.querying.contract import Segmenter
 from uniquery.segmenters.condinst import CondInst, CondInstConfig
+from uniquery.segmenters.mask2former import Mask2Former, Mask2FormerConfig
+from uniquery.segmenters.solov2 import SOLOv2, SOLOv2Config
 
-SEGMENTERS = {"condinst": CondInst}
-SegmenterConfig = CondInstConfig
+SEGMENTERS: dict[str, type[Any]] = {"condinst": CondInst, "mask2former": Mask2Former, "solov2": SOLOv2}
+SegmenterConfig = Annotated[CondInstConfig | Mask2FormerConfig | SOLOv2Config, Field(discriminator="name")]
 
-__all__ = ["SEGMENTERS", "SegmenterConfig", "build_segmenter"]
+__all__ = ["SEGMENTERS", "SegmenterConfig", "build_segmenter", "read_segmenter_config"]
 
 
 def build_segmenter(
     config: SegmenterConfig, backbone: BackboneConfig, num_classes: int, *, pretrained: bool = True
 ) -> Segmenter[Any, Any, Any]:
     """A segmenter on a backbone; `pretrained=False` leaves the backbone's weights to a checkpoint that follows."""
-    return SEGMENTERS[config.name](build_backbone(backbone, pretrained=pretrained), num_classes, config)
+    model = SEGMENTERS[config.name](build_backbone(backbone, pretrained=pretrained), num_classes, config)
+    return cast("Segmenter[Any, Any, Any]", model)
+
+
+def read_segmenter_config(json: str) -> SegmenterConfig:
+    """The settings of whichever segmenter the text names."""
+    adapter: TypeAdapter[SegmenterConfig] = TypeAdapter(SegmenterConfig)
+    return adapter.validate_json(json)

@@ -1,1 +1,25 @@
 """Foreign checkpoints, in our names."""
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from uniquery.weights.adelaidet import condinst_names, is_condinst, is_solov2, solov2_names
+from uniquery.weights.mask2former import hf_mask2former_names, is_hf_mask2former, is_mask2former, mask2former_names
+
+StateDict = Mapping[str, Tensor]
+
+_FAMILIES: tuple[tuple[Callable[[StateDict], bool], Callable[[StateDict], dict[str, Tensor]]], ...] = (
+    (is_condinst, condinst_names),
+    (is_solov2, solov2_names),
+    (is_mask2former, mask2former_names),
+    (is_hf_mask2former, hf_mask2former_names),
+)
+
+
+def our_names(foreign: StateDict) -> dict[str, Tensor]:
+    """A state dict of another project under our names, as it is where we do not know its names."""
+    for recognises, rename in _FAMILIES:
+        if recognises(foreign):
+            return rename(foreign)
+    return dict(foreign)

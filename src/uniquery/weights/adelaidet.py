@@ -1,15 +1,20 @@
 """Names of AdelaiDet's checkpoints, in ours."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-_CONDINST = (
+Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]  # beginnings of names, and what replaces them
+
+_PYRAMID: Rules = (
     (r"backbone\.bottom_up\.", "backbone."),
     (r"backbone\.fpn_lateral(\d)\.", lambda m: f"fpn.laterals.{2 ** int(m[1])}."),
     (r"backbone\.fpn_output(\d)\.", lambda m: f"fpn.outputs.{2 ** int(m[1])}."),
     (r"backbone\.top_block\.p(\d)\.", lambda m: f"fpn.extras.{int(m[1]) - 6}."),
+)
+_CONDINST: Rules = (
+    *_PYRAMID,
     (r"proposal_generator\.fcos_head\.cls_tower\.", "head.class_tower."),
     (r"proposal_generator\.fcos_head\.bbox_tower\.", "head.box_tower."),
     (r"proposal_generator\.fcos_head\.cls_logits\.", "head.classes."),
@@ -19,7 +24,18 @@ _CONDINST = (
     (r"controller\.", "head.controller."),
     (r"mask_branch\.", "mask_branch."),
 )
-_NO_WEIGHTS = ("mask_head.", "proposal_generator.fcos_outputs.", "pixel_mean", "pixel_std")
+_SOLOV2: Rules = (
+    *_PYRAMID,
+    (r"ins_head\.cate_tower\.", "head.class_tower."),
+    (r"ins_head\.kernel_tower\.", "head.kernel_tower."),
+    (r"ins_head\.cate_pred\.", "head.classes."),
+    (r"ins_head\.kernel_pred\.", "head.kernels."),
+    (r"mask_head\.convs_all_levels\.0\.conv0\.", "mask_head.refine.0."),
+    # Of the coarser levels, each block is followed by its upsampling.
+    (r"mask_head\.convs_all_levels\.(\d)\.conv(\d)\.", lambda m: f"mask_head.refine.{m[1]}.{2 * int(m[2])}."),
+    (r"mask_head\.conv_pred\.", "mask_head.project."),
+)
+_PIXEL_FORMAT = ("pixel_mean", "pixel_std")
 
 
 def condinst_names(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -29,7 +45,17 @@ def condinst_names(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
     >>> list(condinst_names({"backbone.fpn_lateral3.bias": torch.zeros(1), "mask_head._iter": torch.zeros(1)}))
     ['fpn.laterals.8.bias']
     """
-    return {_ours(name): tensor for name, tensor in foreign.items() if not name.startswith(_NO_WEIGHTS)}
+    return _renamed(foreign, _CONDINST, dropped=("mask_head.", "proposal_generator.fcos_outputs.", *_PIXEL_FORMAT))
+
+
+def solov2_names(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """AdelaiDet's SOLOv2 state dict under our names.
+
+    >>> import torch
+    >>> list(solov2_names({"mask_head.convs_all_levels.2.conv1.0.weight": torch.zeros(1)}))
+    ['mask_head.refine.2.2.0.weight']
+    """
+    return _renamed(foreign, _SOLOV2, dropped=_PIXEL_FORMAT)
 
 
 def is_condinst(foreign: Mapping[str, Tensor]) -> bool:
@@ -37,8 +63,17 @@ def is_condinst(foreign: Mapping[str, Tensor]) -> bool:
     return any(name.startswith("proposal_generator.fcos_head.") for name in foreign) and "controller.weight" in foreign
 
 
-def _ours(name: str) -> str:
-    for pattern, replacement in _CONDINST:
+def is_solov2(foreign: Mapping[str, Tensor]) -> bool:
+    """Whether a state dict carries AdelaiDet's names of SOLOv2."""
+    return "ins_head.kernel_pred.weight" in foreign and "mask_head.conv_pred.0.weight" in foreign
+
+
+def _renamed(foreign: Mapping[str, Tensor], rules: Rules, dropped: tuple[str, ...]) -> dict[str, Tensor]:
+    return {_ours(name, rules): tensor for name, tensor in foreign.items() if not name.startswith(dropped)}
+
+
+def _ours(name: str, rules: Rules) -> str:
+    for pattern, replacement in rules:
         renamed, count = re.subn(rf"^{pattern}", replacement, name)
         if count:
             return renamed

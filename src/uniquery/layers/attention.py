@@ -1,0 +1,82 @@
+"""Bricks of a transformer decoder: attention, feed-forward and perceptron.
+
+Letters: B images, N queries, S tokens, C channels.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Attention(nn.Module):
+    """Scaled dot-product attention with several heads, residual, and normalisation after it.
+
+    Args:
+        channels: of queries and tokens.
+        heads: how many parts of the channels attend on their own.
+    """
+
+    def __init__(self, channels: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.in_weight = nn.Parameter(torch.empty(3 * channels, channels))  # of queries, keys and values
+        self.in_bias = nn.Parameter(torch.zeros(3 * channels))
+        self.output = nn.Linear(channels, channels)
+        self.norm = nn.LayerNorm(channels)
+        nn.init.xavier_uniform_(self.in_weight)
+        nn.init.xavier_uniform_(self.output.weight)
+        nn.init.zeros_(self.output.bias)
+
+    def forward(
+        self, queries: Tensor, positions: Tensor, keys: Tensor, values: Tensor, attend: Tensor | None = None
+    ) -> Tensor:
+        """(B, N, C) queries after what they read.
+
+        Args:
+            queries: (B, N, C).
+            positions: added to the queries where attention is decided.
+            keys: (B, S, C).
+            values: (B, S, C).
+            attend: (B, N, S) bool, where a query may look; each must have a place.
+        """
+        weights, biases = self.in_weight.chunk(3), self.in_bias.chunk(3)
+        q, k, v = (
+            F.linear(x, weight, bias).unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for x, weight, bias in zip((queries + positions, keys, values), weights, biases, strict=True)
+        )  # (B, heads, N or S, C / heads)
+        mask = None if attend is None else attend[:, None]
+        read = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
+        return cast(Tensor, self.norm(queries + self.output(read)))
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with ReLU between them, residual, and normalisation after it: (..., C) to (..., C)."""
+
+    def __init__(self, channels: int, hidden: int) -> None:
+        super().__init__()
+        self.wide = nn.Linear(channels, hidden)
+        self.narrow = nn.Linear(hidden, channels)
+        self.norm = nn.LayerNorm(channels)
+        for layer in (self.wide, self.narrow):
+            nn.init.xavier_uniform_(layer.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        return cast(Tensor, self.norm(x + self.narrow(F.relu_(self.wide(x)))))
+
+
+class Perceptron(nn.Sequential):
+    """Linear layers of one width with ReLU between them."""
+
+    def __init__(self, channels: int, layers: int) -> None:
+        super().__init__(*(nn.Linear(channels, channels) for _ in range(layers)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) to (..., C)."""
+        for i, layer in enumerate(self):
+            x = layer(x if i == 0 else F.relu_(x))
+        return x

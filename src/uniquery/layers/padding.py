@@ -1,0 +1,78 @@
+"""Layers that do not see the padding of a batch.
+
+Letters: B images, C channels, h × w a map. `valid` is (B, 1, h, w) bool, or None if no image is padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def valid_cells(sizes: Sequence[tuple[int, int]], stride: int, features: Tensor) -> Tensor | None:
+    """(B, 1, h, w) bool: which cells of a map hold a part of their image; None if all do.
+
+    >>> valid_cells([(8, 9)], 8, torch.zeros(1, 1, 1, 3)).tolist()
+    [[[[True, True, False]]]]
+    >>> valid_cells([(8, 17)], 8, torch.zeros(1, 1, 1, 3)) is None
+    True
+    """
+    height, width = features.shape[-2:]
+    extents = [(-(-h // stride), -(-w // stride)) for h, w in sizes]
+    if all(rows >= height and columns >= width for rows, columns in extents):
+        return None
+    rows, columns = torch.tensor(extents, device=features.device).T[..., None]  # (B, 1) each
+    down, across = (torch.arange(n, device=features.device) for n in (height, width))
+    inside: Tensor = (down < rows)[:, :, None] & (across < columns)[:, None]
+    return inside[:, None]
+
+
+def valid_tokens(valid: Sequence[Tensor | None], maps: Sequence[Tensor]) -> Tensor | None:
+    """(B, S) bool of the cells of several (B, C, h, w) maps, one after the other; None if all are valid."""
+    if all(of_map is None for of_map in valid):
+        return None
+    filled = [
+        x.new_ones(len(x), x.shape[2] * x.shape[3], dtype=torch.bool) if of_map is None else of_map.flatten(1)
+        for of_map, x in zip(valid, maps, strict=True)
+    ]
+    return torch.cat(filled, dim=1)
+
+
+def without_padding(x: Tensor, valid: Tensor | None) -> Tensor:
+    """Zero where nothing is valid."""
+    return x if valid is None else x.masked_fill(~valid, 0)
+
+
+def upsample(x: Tensor, size: tuple[int, int], valid: Tensor | None) -> Tensor:
+    """Bilinear resizing of (B, C, h, w), as if each image ended where it is valid."""
+    if valid is None:
+        return F.interpolate(x, size=size, mode="bilinear", align_corners=False)
+    weight = F.interpolate(valid.to(x.dtype), size=size, mode="bilinear", align_corners=False)
+    total = F.interpolate(without_padding(x, valid), size=size, mode="bilinear", align_corners=False)
+    return total / weight.clamp(min=1e-3)
+
+
+class GroupNorm(nn.GroupNorm):
+    """Group normalisation with the statistics of valid cells only.
+
+    32 groups, fewer where a group would hold one channel, which has no spread on a map of one cell.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(min(32, channels // 2), channels)
+
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Normalise (B, C, h, w); padding comes out as zero."""
+        if valid is None:
+            return super().forward(x)
+        groups = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(1, (self.num_groups, -1))
+        inside = valid[:, None].to(groups.dtype)  # (B, 1, 1, h, w)
+        count = inside.sum((2, 3, 4), keepdim=True) * groups.shape[2]
+        mean = (groups * inside).sum((2, 3, 4), keepdim=True) / count
+        centred = (groups - mean) * inside
+        scale = (centred.square().sum((2, 3, 4), keepdim=True) / count + self.eps).rsqrt()
+        y = (centred * scale).flatten(1, 2) * self.weight[:, None, None] + self.bias[:, None, None]
+        return without_padding(y, valid)

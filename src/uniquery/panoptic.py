@@ -1,0 +1,101 @@
+"""From masks that overlap to a panoptic segmentation: every pixel belongs to one segment, or to none.
+
+Letters: N masks, h × w their map, H × W the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One segment of a panoptic prediction.
+
+    Attributes:
+        id: its number in the map, from 1.
+        label: its class, contiguous from 0.
+        score: in 0..1; of merged stuff, that of the first part.
+        is_thing: an instance, not stuff.
+    """
+
+    id: int
+    label: int
+    score: float
+    is_thing: bool
+
+
+@dataclass(frozen=True)
+class PanopticSegments:
+    """A panoptic prediction of one image.
+
+    Attributes:
+        ids: (H, W) int32, the segment of each pixel, 0 for none.
+        segments: by rising id.
+    """
+
+    ids: Tensor
+    segments: tuple[Segment, ...]
+
+
+def panoptic_segments(
+    logits: Tensor,
+    labels: Sequence[int],
+    scores: Sequence[float],
+    is_thing: Sequence[bool],
+    matrices: tuple[Tensor, Tensor],
+    overlap_threshold: float,
+) -> PanopticSegments:
+    """Each pixel goes to the mask with the largest score × probability there, if that probability is at least ½.
+
+    A mask that keeps too little of what it would cover alone is dropped; masks of one class of stuff become one
+    segment. Three maps are held at full size, whatever the number of masks.
+
+    Args:
+        logits: (N, h, w).
+        labels: N classes.
+        scores: N class scores.
+        is_thing: of each class.
+        matrices: (h, H) and (w, W) resizing matrices.
+        overlap_threshold: least share of its own area that a mask must win.
+    """
+    owner, sure, areas = _winners(logits.float().cpu(), scores, *matrices)
+    ids = torch.zeros_like(owner)
+    segments: list[Segment] = []
+    stuff: dict[int, int] = {}
+    for k, (label, score) in enumerate(zip(labels, scores, strict=True)):
+        won = owner == k
+        mask = won & sure
+        if not mask.any() or int(won.sum()) / areas[k] < overlap_threshold:
+            continue
+        number = stuff.get(label, len(segments) + 1)
+        ids[mask] = number
+        if number > len(segments):
+            segments.append(Segment(number, label, score, is_thing[label]))
+        if not is_thing[label]:
+            stuff[label] = number
+    return PanopticSegments(ids, tuple(segments))
+
+
+def _winners(
+    logits: Tensor, scores: Sequence[float], rows: Tensor, columns: Tensor
+) -> tuple[Tensor, Tensor, Sequence[int]]:
+    """(H, W) which mask wins each pixel, (H, W) whether its probability there is at least ½, and N areas of that."""
+    best = torch.full((rows.shape[1], columns.shape[1]), -1.0)
+    owner = torch.full(best.shape, -1, dtype=torch.int32)
+    sure = torch.zeros_like(owner, dtype=torch.bool)
+    areas = []
+    for k, (one, score) in enumerate(zip(logits, scores, strict=True)):
+        resized = rows.T @ one @ columns
+        inside = resized >= 0
+        weight = resized.sigmoid_().mul_(score)
+        wins = weight > best
+        best = torch.where(wins, weight, best)
+        owner.masked_fill_(wins, k)
+        sure = torch.where(wins, inside, sure)
+        areas.append(int(inside.sum()))
+    return owner, sure, areas

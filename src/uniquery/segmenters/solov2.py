@@ -1,0 +1,408 @@
+"""SOLOv2: dynamic and fast instance segmentation (Wang et al., NeurIPS 2020).
+
+Letters: B images, G levels, each with a grid of S × S cells, L cells of all levels, C classes, K instances of an image,
+Q queries, N candidates of an image, D channels of a kernel and of a pixel, h × w the mask map.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Literal, Self, cast
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor, nn
+
+from uniquery.backbones import Backbone
+from uniquery.layers.fpn import FPN
+from uniquery.layers.pixels import Normalise
+from uniquery.mask_losses import dice, sigmoid_focal
+from uniquery.parallel import mean_over_processes, process_count
+from uniquery.postprocess import encode_masks, matrix_nms, resize_matrix, rle_boxes
+from uniquery.querying.contract import Segmenter
+from uniquery.structures import (
+    Assignment,
+    Images,
+    Instances,
+    Outputs,
+    PixelMap,
+    Pixels,
+    Queries,
+    Targets,
+    mask_centroids,
+)
+
+STRIDE = 4  # of the pixel embeddings
+LEVEL_STRIDES = (8, 8, 16, 32, 32)  # of the features that each level's grid is laid over
+MASK_WEIGHT = 3.0
+_MASKS_AT_ONCE = 256  # bounds the memory of scoring thousands of candidates
+
+
+class SOLOv2Config(BaseModel):
+    """Settings of SOLOv2; the defaults are the original's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Literal["solov2"] = "solov2"
+    channels: int = Field(256, gt=0, multiple_of=32, description="of the pyramid")
+    head_channels: int = Field(512, gt=0, multiple_of=32, description="of the two head towers")
+    head_convs: int = Field(4, ge=1, description="convolutions of each head tower")
+    mask_channels: int = Field(128, gt=0, multiple_of=32, description="of the mask head")
+    kernel_channels: int = Field(256, gt=0, multiple_of=32, description="of a kernel and of the pixel embeddings")
+    grids: tuple[Annotated[int, Field(gt=0)], ...] = Field(
+        (40, 36, 24, 16, 12), min_length=1, max_length=5, description="cells along a side of each level's grid"
+    )
+    size_ranges: tuple[tuple[float, float], ...] = Field(
+        ((1, 96), (48, 192), (96, 384), (192, 768), (384, 2048)),
+        description="smallest and largest √(box area) in pixels of the instances of each level; they may overlap",
+    )
+    centre_fraction: float = Field(0.2, ge=0, le=1, description="share of a box around the centroid whose cells own it")
+    max_queries: int = Field(10_000, gt=0, description="positives that decode a mask in a training step")
+    score_threshold: float = Field(0.1, ge=0, le=1, description="of the class, before anything else")
+    candidates: int = Field(500, gt=0, description="before suppression")
+    nms_sigma: float = Field(2.0, gt=0, description="how sharply overlap lowers a score")
+    final_threshold: float = Field(0.05, ge=0, le=1, description="of the score that suppression leaves")
+    max_detections: int = Field(100, gt=0)
+    mask_threshold: float = Field(0.5, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _ranges_fit(self) -> Self:
+        ranges = self.size_ranges
+        if len(ranges) != len(self.grids):
+            raise ValueError(
+                f"'size_ranges' has {len(ranges)} values; give {len(self.grids)}, one for each of the 'grids'"
+            )
+        if any(not 0 <= low < high for low, high in ranges):
+            raise ValueError("each of the 'size_ranges' must go from 0 or more to a larger size")
+        if any(a[0] >= b[0] or a[1] >= b[1] for a, b in pairwise(ranges)):
+            raise ValueError("'size_ranges' must grow from level to level")
+        for (_, high), (low, _) in pairwise(ranges):
+            if high < low:
+                raise ValueError(f"'size_ranges' leave out instances of {high:g} to {low:g} pixels; let them meet")
+        return self
+
+
+@dataclass(frozen=True)
+class SOLOv2Outputs(Outputs):
+    """What SOLOv2 predicts in each cell of all levels, finest level first, row by row.
+
+    Attributes:
+        logits: (B, L, C) class logits.
+        kernels: (B, L, D).
+        sizes: valid (height, width) of each image.
+    """
+
+    logits: Tensor
+    kernels: Tensor
+    sizes: tuple[tuple[int, int], ...]
+
+
+class SOLOv2(Segmenter[SOLOv2Outputs, Assignment, Queries]):
+    """Each cell of a grid classifies the instance centred on it, and writes the kernel that finds its pixels."""
+
+    dot_product_scale = 1.0
+
+    def __init__(self, backbone: Backbone, num_classes: int, config: SOLOv2Config | None = None) -> None:
+        super().__init__()
+        self.config = config = config or SOLOv2Config()
+        self.normalise = Normalise(backbone.pixels.mean, backbone.pixels.std, backbone.pixels.order)
+        self.backbone = backbone
+        self.fpn = FPN(backbone.channels, config.channels)
+        self.head = GridHead(
+            config.channels, config.head_channels, config.head_convs, num_classes, config.kernel_channels
+        )
+        self.mask_head = MaskHead(config.channels, config.mask_channels, config.kernel_channels)
+
+    def forward(self, images: Images) -> SOLOv2Outputs:
+        p2, p3, p4, p5 = self.fpn(self.backbone(self.normalise(images))).values()  # (B, channels, H/4, W/4) …
+        embeddings = self.mask_head((p2, p3, p4, p5))  # (B, D, h, w)
+        levels = (
+            F.interpolate(p2, scale_factor=0.5, mode="bilinear"),
+            p3,
+            p4,
+            p5,
+            F.interpolate(p5[..., ::2, ::2], size=p5.shape[-2:], mode="bilinear"),  # p6 is every second cell of p5
+        )
+        logits, kernels = self.head(levels, self.config.grids)  # (B, L, C), (B, L, D)
+        return SOLOv2Outputs(PixelMap(embeddings, STRIDE), logits=logits, kernels=kernels, sizes=images.sizes)
+
+    @torch.no_grad()
+    def assign(self, outputs: SOLOv2Outputs, targets: Sequence[Targets]) -> Assignment:
+        c = self.config
+        height, width = (STRIDE * side for side in outputs.pixels.embeddings.shape[-2:])
+        pairs = [assign_cells(t, (height, width), c.grids, c.size_ranges, c.centre_fraction) for t in targets]
+        image = [torch.full_like(cells, i) for i, (cells, _) in enumerate(pairs)]
+        cells, owned = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        return Assignment(query=cells, image=torch.cat(image), target=owned)
+
+    def queries(self, outputs: SOLOv2Outputs, assignment: Assignment) -> Queries:
+        if len(assignment) > self.config.max_queries:
+            chosen = torch.randperm(len(assignment), device=assignment.query.device)[: self.config.max_queries]
+            assignment = assignment[chosen]
+        kernels = outputs.kernels[assignment.image, assignment.query]
+        return Queries(kernels, assignment.image, assignment.target)
+
+    def similarity(self, queries: Queries, pixels: Pixels) -> Tensor:
+        """(Q, P) logits: dot products."""
+        dtype = torch.promote_types(queries.embeddings.dtype, pixels.embeddings.dtype)
+        return queries.embeddings.to(dtype) @ pixels.embeddings.to(dtype).T
+
+    def decode(self, queries: Queries, pixel_map: PixelMap) -> Tensor:
+        height, width = pixel_map.embeddings.shape[-2:]
+        order = queries.image.argsort(stable=True)
+        counts = torch.bincount(queries.image, minlength=len(pixel_map.embeddings)).tolist()
+        logits = [
+            self.similarity(queries[of_image], pixel_map.of_image(i)) for i, of_image in enumerate(order.split(counts))
+        ]
+        return torch.cat(logits)[order.argsort()].view(-1, height, width)
+
+    def mask_loss(self, logits: Tensor, queries: Queries, targets: Sequence[Targets]) -> Tensor:
+        probabilities = _wide(logits).sigmoid()  # (Q, h, w)
+        masks = torch.cat([quarter_masks(t.masks) for t in targets])[_in_batch(targets, queries.image, queries.target)]
+        if any(t.valid is not None for t in targets):
+            valid = torch.stack([known_cells(t) for t in targets])[queries.image]  # (Q, h, w)
+            probabilities, masks = torch.where(valid, probabilities, 0), masks & valid
+        count = mean_over_processes(probabilities.new_tensor(len(queries))).clamp(min=1 / process_count())
+        return MASK_WEIGHT * dice(probabilities, masks, eps=2e-3).sum() / count
+
+    def losses(self, outputs: SOLOv2Outputs, targets: Sequence[Targets], assignment: Assignment) -> dict[str, Tensor]:
+        image, cells, labels = cell_labels(assignment, targets, outputs.logits.shape[1])
+        is_class = torch.zeros_like(outputs.logits)
+        is_class[image, cells, labels] = 1
+        logits = _wide(outputs.logits)
+        # One more than there are positive cells, counted over all processes: each of them adds its share of that one.
+        positives = mean_over_processes(logits.new_tensor(len(cells))) + 1 / process_count()
+        queries = self.queries(outputs, assignment)
+        return {
+            "loss_class": sigmoid_focal(logits, is_class).sum() / positives,
+            "loss_mask": self.mask_loss(self.decode(queries, outputs.pixels), queries, targets),
+        }
+
+    @torch.no_grad()
+    def predict(
+        self, outputs: SOLOv2Outputs, sizes: Sequence[tuple[int, int]], *, mask_threshold: float | None = None
+    ) -> list[Instances]:
+        threshold = self.config.mask_threshold if mask_threshold is None else mask_threshold
+        return [self._predict_one(outputs, i, size, threshold) for i, size in enumerate(sizes)]
+
+    def _predict_one(self, outputs: SOLOv2Outputs, i: int, size: tuple[int, int], mask_threshold: float) -> Instances:
+        cells, labels, scores = self._candidates(outputs, i, mask_threshold)
+        probabilities = self._probabilities(outputs, i, cells)  # (N, h, w)
+        scores = matrix_nms(probabilities > mask_threshold, scores, labels, self.config.nms_sigma)
+        order = scores.argsort(descending=True, stable=True)[: self.config.max_detections]
+        order = order[scores[order] >= self.config.final_threshold]
+        rows, columns = (
+            resize_matrix(resize_matrix(torch.eye(side), STRIDE * side)[:, :valid], length)
+            for side, valid, length in zip(probabilities.shape[1:], outputs.sizes[i], size, strict=True)
+        )
+        rles = encode_masks(probabilities[order], rows, columns, mask_threshold)
+        boxes = rle_boxes(rles)
+        instances = Instances(scores[order].cpu(), labels[order].cpu(), boxes, rles, size)
+        return instances[(boxes[:, 2:] > boxes[:, :2]).all(1)]
+
+    def _candidates(self, outputs: SOLOv2Outputs, i: int, mask_threshold: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Cell, class and score of the best N pairs: class probability × mean probability inside the mask."""
+        c = self.config
+        scores = outputs.logits[i].float().sigmoid()  # (L, C)
+        cells, labels = (find_peaks(scores, c.grids) & (scores > c.score_threshold)).nonzero(as_tuple=True)
+        distinct, pair = cells.unique(return_inverse=True)
+        area, maskness = self._mask_scores(outputs, i, distinct, mask_threshold)
+        stride = torch.tensor(LEVEL_STRIDES[: len(c.grids)], device=cells.device)
+        least_area = stride.repeat_interleave(torch.tensor(c.grids, device=cells.device).square())  # (L,)
+        large = (area > least_area[distinct])[pair]
+        cells, labels, pair = cells[large], labels[large], pair[large]
+        scores, order = (scores[cells, labels] * maskness[pair]).sort(descending=True, stable=True)
+        order = order[: c.candidates]
+        return cells[order], labels[order], scores[: c.candidates]
+
+    def _mask_scores(
+        self, outputs: SOLOv2Outputs, i: int, cells: Tensor, mask_threshold: float
+    ) -> tuple[Tensor, Tensor]:
+        """(N,) area of each cell's mask on the map, and (N,) mean probability inside it, some masks at a time."""
+        area, inside = torch.zeros(2, len(cells), device=cells.device)
+        for start in range(0, len(cells), _MASKS_AT_ONCE):
+            part = slice(start, start + _MASKS_AT_ONCE)
+            probabilities = self._probabilities(outputs, i, cells[part])
+            masks = probabilities > mask_threshold
+            area[part] = masks.sum((1, 2))
+            inside[part] = (probabilities * masks).sum((1, 2))
+        return area, inside / area.clamp(min=1)
+
+    def _probabilities(self, outputs: SOLOv2Outputs, i: int, cells: Tensor) -> Tensor:
+        """(N, h, w): the masks of some cells of one image."""
+        queries = Queries(outputs.kernels[i, cells], torch.full_like(cells, i), torch.full_like(cells, -1))
+        probabilities = self.similarity(queries, outputs.pixels.of_image(i)).float().sigmoid()
+        return probabilities.view(-1, *outputs.pixels.embeddings.shape[-2:])
+
+
+class GridHead(nn.Module):
+    """Two towers shared by all levels, on features resized to a grid: classes, and kernels that know where they are."""
+
+    def __init__(self, in_channels: int, channels: int, convs: int, num_classes: int, kernel_channels: int) -> None:
+        super().__init__()
+        self.class_tower = _tower(in_channels, channels, convs)
+        self.kernel_tower = _tower(in_channels + 2, channels, convs)
+        self.classes = nn.Conv2d(channels, num_classes, 3, padding=1)
+        self.kernels = nn.Conv2d(channels, kernel_channels, 3, padding=1)
+        for predictor in (self.classes, self.kernels):
+            nn.init.normal_(predictor.weight, std=0.01)
+            nn.init.zeros_(cast(Tensor, predictor.bias))
+        nn.init.constant_(cast(Tensor, self.classes.bias), -math.log((1 - 0.01) / 0.01))
+
+    def forward(self, levels: Sequence[Tensor], grids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """(B, in_channels, h, w) of each level → (B, L, C) class logits and (B, L, D) kernels."""
+        maps: list[tuple[Tensor, Tensor]] = []
+        for features, side in zip(levels, grids, strict=False):
+            x, at = (F.interpolate(m, size=(side, side), mode="bilinear") for m in (features, coordinates(features)))
+            placed = torch.cat([x, at], dim=1)
+            maps.append((self.classes(self.class_tower(x)), self.kernels(self.kernel_tower(placed))))
+        logits, kernels = (
+            torch.cat([m.flatten(2).mT for m in of_levels], dim=1) for of_levels in zip(*maps, strict=True)
+        )
+        return logits, kernels
+
+
+class MaskHead(nn.Module):
+    """Four levels, refined and brought to the finest step by step, summed; then embeddings that are never negative."""
+
+    def __init__(self, in_channels: int, channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.refine = nn.ModuleList([_block(in_channels, channels)])
+        for steps, inputs in ((1, in_channels), (2, in_channels), (3, in_channels + 2)):
+            blocks = [_block(inputs if step == 0 else channels, channels) for step in range(steps)]
+            up = nn.Upsample(scale_factor=2, mode="bilinear")
+            self.refine.append(nn.Sequential(*(layer for block in blocks for layer in (block, up))))
+        self.project = _block(channels, out_channels, kernel_size=1)
+
+    def forward(self, levels: Sequence[Tensor]) -> Tensor:
+        """Four (B, in_channels, h / 2^i, w / 2^i) → (B, out_channels, h, w)."""
+        *finer, coarsest = levels
+        inputs = (*finer, torch.cat([coarsest, coordinates(coarsest)], dim=1))  # only the coarsest knows where it is
+        x, *others = (refine(features) for refine, features in zip(self.refine, inputs, strict=True))
+        for other in others:
+            x = x + other
+        return cast(Tensor, self.project(x))
+
+
+def _block(inputs: int, outputs: int, kernel_size: int = 3) -> nn.Sequential:
+    """Convolution, group normalisation, ReLU."""
+    conv = nn.Conv2d(inputs, outputs, kernel_size, padding=kernel_size // 2, bias=False)
+    nn.init.normal_(conv.weight, std=0.01)
+    # 32 groups, as the original; fewer where a group would hold one channel, which has no spread on a 1×1 map.
+    return nn.Sequential(conv, nn.GroupNorm(min(32, outputs // 2), outputs), nn.ReLU(inplace=True))
+
+
+def _tower(inputs: int, channels: int, convs: int) -> nn.Sequential:
+    blocks = (_block(inputs if i == 0 else channels, channels) for i in range(convs))
+    return nn.Sequential(*(layer for block in blocks for layer in block))
+
+
+def coordinates(features: Tensor) -> Tensor:
+    """(B, 2, h, w): x and y of each cell of (B, C, h, w) features, −1 in the first and 1 in the last.
+
+    >>> coordinates(torch.zeros(1, 4, 1, 3))[0, 0].tolist()
+    [[-1.0, 0.0, 1.0]]
+    """
+    batch, _, height, width = features.shape
+    y, x = (torch.linspace(-1, 1, n, dtype=features.dtype, device=features.device) for n in (height, width))
+    at = torch.stack([x.expand(height, width), y[:, None].expand(height, width)])
+    return at.expand(batch, 2, height, width).contiguous(memory_format=torch.channels_last)
+
+
+@torch.no_grad()
+def assign_cells(
+    targets: Targets,
+    extent: tuple[int, int],
+    grids: Sequence[int],
+    size_ranges: Sequence[tuple[float, float]],
+    centre_fraction: float,
+) -> tuple[Tensor, Tensor]:
+    """SOLO's rule: an instance belongs to the cells under the middle of its box, moved to the centroid of its mask.
+
+    A level takes part if √(box area) lies in its range, both ends included. Of its cells, those count that touch a
+    box around the centroid, `centre_fraction` as large as the instance's own, but no more than 3 × 3.
+
+    Args:
+        targets: the K instances of an image; an empty mask belongs to no cell.
+        extent: (height, width) in pixels that each grid spans.
+        grids: cells along a side of each of the G levels.
+        size_ranges: smallest and largest size of each level.
+        centre_fraction: see above.
+
+    Returns:
+        (N,) cell, counted over all levels, and (N,) instance of each pair. A cell may own several instances.
+    """
+    device = targets.masks.device
+    sides = targets.boxes[:, 2:] - targets.boxes[:, :2]
+    size = sides.prod(1).sqrt()[:, None]
+    low, high = torch.tensor(size_ranges, device=device).T
+    is_fit = (size >= low) & (size <= high) & targets.masks.flatten(1).any(1)[:, None]  # (K, G)
+
+    cells = torch.tensor(grids, device=device)
+    side = torch.tensor([1 / s for s in grids], device=device)[:, None]
+    centre, half = mask_centroids(targets.masks), 0.5 * sides * centre_fraction
+    span = torch.tensor(extent[::-1], device=device)
+    # A centre on the edge of two cells falls to either by rounding: divided as the original does.
+    middle, first, last = (((at / span)[:, None] // side).long() for at in (centre, centre - half, centre + half))
+    near = middle[..., None] + torch.arange(-1, 2, device=device)  # (K, G, 2, 3)
+    inside = (near >= first.clamp(min=0)[..., None]) & (near <= torch.minimum(last, cells[:, None] - 1)[..., None])
+    owned = is_fit[..., None, None] & inside[:, :, 1, :, None] & inside[:, :, 0, None, :]  # (K, G, 3, 3)
+    target, level, row, column = owned.nonzero(as_tuple=True)
+    start = cells.square().cumsum(0) - cells.square()
+    return start[level] + near[target, level, 1, row] * cells[level] + near[target, level, 0, column], target
+
+
+def cell_labels(assignment: Assignment, targets: Sequence[Targets], cells: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Image, cell and class of each positive cell; of several instances in a cell, the last one names it."""
+    owner = assignment.target.new_full((len(targets) * cells,), -1)
+    owner.scatter_reduce_(0, assignment.image * cells + assignment.query, assignment.target, "amax")
+    image, cell = (owner.view(len(targets), cells) >= 0).nonzero(as_tuple=True)
+    labels = torch.cat([t.labels for t in targets])
+    return image, cell, labels[_in_batch(targets, image, owner[image * cells + cell])]
+
+
+def _in_batch(targets: Sequence[Targets], image: Tensor, target: Tensor) -> Tensor:
+    """Indices of instances among those of all images, one after another."""
+    starts = torch.tensor([0, *(len(t) for t in targets)][:-1], device=image.device).cumsum(0)
+    return starts[image] + target
+
+
+def find_peaks(scores: Tensor, grids: Sequence[int]) -> Tensor:
+    """(L, C) bool: where no score of the class is higher in the cell above, on the left, or between these two.
+
+    >>> find_peaks(torch.tensor([[0.2], [0.5], [0.3], [0.4]]), grids=[2]).flatten().tolist()
+    [True, True, True, False]
+    """
+    peaks = []
+    for of_level, side in zip(scores.split([s * s for s in grids]), grids, strict=True):
+        maps = of_level.T.unflatten(1, (side, side))  # (C, S, S)
+        highest = F.max_pool2d(maps, kernel_size=2, stride=1, padding=1)[:, :-1, :-1]
+        peaks.append((highest == maps).flatten(1).T)
+    return torch.cat(peaks)
+
+
+def _central_pixels(masks: Tensor) -> Tensor:
+    """(4, ..., H / 4, W / 4): the central 2 × 2 of each 4 × 4 block."""
+    return torch.stack([masks[..., y::STRIDE, x::STRIDE] for y in (1, 2) for x in (1, 2)])
+
+
+def quarter_masks(masks: Tensor) -> Tensor:
+    """(K, H, W) → (K, H / 4, W / 4) bool: bilinear resizing, with a tie counting as inside."""
+    return _central_pixels(masks).sum(0) >= 2
+
+
+def known_cells(target: Targets) -> Tensor:
+    """(H / 4, W / 4) bool: where all that decides `quarter_masks` is known."""
+    if target.valid is None:
+        height, width = target.masks.shape[-2:]
+        return torch.ones(height // STRIDE, width // STRIDE, dtype=torch.bool, device=target.masks.device)
+    return _central_pixels(target.valid).all(0)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """The tensor in at least float32: sums over a whole image drown in half precision."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

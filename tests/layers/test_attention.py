@@ -1,0 +1,33 @@
+import pytest
+import torch
+from torch import nn
+
+from uniquery.layers.attention import Attention, FeedForward, Perceptron
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_is_torchs_with_residual_and_norm(masked):
+    torch.manual_seed(0)
+    ours, theirs = Attention(8, 2), nn.MultiheadAttention(8, 2, batch_first=True)
+    nn.init.normal_(ours.in_bias)
+    theirs.in_proj_weight.data.copy_(ours.in_weight)
+    theirs.in_proj_bias.data.copy_(ours.in_bias)
+    theirs.out_proj.load_state_dict(ours.output.state_dict())
+    queries, positions, keys, values = (torch.randn(2, n, 8) for n in (3, 3, 5, 5))
+    attend = torch.rand(2, 3, 5) > 0.5
+    attend[:, :, 0] = True
+    blocked = ~attend.repeat_interleave(2, dim=0) if masked else None
+    read, _ = theirs(queries + positions, keys, values, attn_mask=blocked)
+    out = ours(queries, positions, keys, values, attend if masked else None)
+    torch.testing.assert_close(out, ours.norm(queries + read), rtol=1e-5, atol=1e-5)
+
+
+def test_feed_forward():
+    layer, x = FeedForward(4, 16), torch.randn(2, 3, 4)
+    torch.testing.assert_close(layer(x), layer.norm(x + layer.narrow(layer.wide(x).clamp(min=0))))
+
+
+def test_perceptron():
+    layers, x = Perceptron(4, 3), torch.randn(2, 4)
+    first, second, third = layers
+    torch.testing.assert_close(layers(x), third(second(first(x).clamp(min=0)).clamp(min=0)))

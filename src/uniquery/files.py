@@ -47,8 +47,12 @@ def make_folder(path: Path) -> Path:
 
 
 @contextmanager
-def folder_replaced(path: Path) -> Iterator[Path]:
+def folder_replaced(path: Path, *, keep: int = 0) -> Iterator[Path]:
     """A temporary folder that takes the place of `path` when the block succeeds; on failure `path` stays as it was.
+
+    Args:
+        path: the folder.
+        keep: how many of its predecessors stay beside it: `path.1` is the one before, `path.2` the one before that.
 
     Raises:
         UserError: the system refuses, inside the block or after it.
@@ -60,7 +64,7 @@ def folder_replaced(path: Path) -> Iterator[Path]:
         yield make_folder(temporary)
         for file in (*temporary.rglob("*"), temporary):
             _flush(file)
-        _exchange(temporary, path)
+        _exchange(temporary, path, keep)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, OSError):
@@ -74,16 +78,38 @@ def recover_folder(path: Path) -> None:
         _retired(path).rename(path)
 
 
-def _exchange(new: Path, path: Path) -> None:
-    retired = _retired(path)
-    shutil.rmtree(retired, ignore_errors=True)
+def kept_folders(path: Path) -> list[Path]:
+    """A folder and its predecessors, newest first, as far as they are there."""
+    numbered = {
+        int(p.suffix[1:]): p
+        for p in (path.parent.iterdir() if path.parent.is_dir() else ())
+        if p.stem == path.name and p.suffix[1:].isdecimal()
+    }
+    return [p for p in (path, _retired(path), *(numbered[n] for n in sorted(numbered))) if p.is_dir()]
+
+
+def _exchange(new: Path, path: Path, keep: int) -> None:
+    _shelve(path, keep)  # what a killed process had retired and not shelved
     if path.exists():
-        path.rename(retired)
+        path.rename(_retired(path))
     try:
         new.rename(path)
     except OSError:
         recover_folder(path)
         raise
+    _flush(path.parent)  # the new one is there to stay before an old one goes
+    _shelve(path, keep)
+
+
+def _shelve(path: Path, keep: int) -> None:
+    """Moves the retired folder to the first place beside its successor, and those already there one further."""
+    retired, places = _retired(path), [path.with_name(f"{path.name}.{n}") for n in range(1, keep + 1)]
+    if retired.exists() and places:
+        free = next((n for n, place in enumerate(places) if not place.exists()), keep - 1)
+        shutil.rmtree(places[free], ignore_errors=True)
+        for n in range(free, 0, -1):
+            places[n - 1].rename(places[n])
+        retired.rename(places[0])
     shutil.rmtree(retired, ignore_errors=True)
 
 

@@ -10,7 +10,6 @@ from rich.console import Console
 
 from uniquery.cli.options import add_set, add_split, command, split_overrides
 from uniquery.cli.report import report_runs
-from uniquery.files import recover_folder
 from uniquery.training.config import Override, load_config
 from uniquery.training.loop import train
 
@@ -44,8 +43,6 @@ def overrides(args: argparse.Namespace) -> list[Override]:
 def run(args: argparse.Namespace) -> None:
     console = Console()
     config = load_config(args.config, overrides(args))
-    recover_folder(config.folder / "last")
-    is_there = (config.folder / "last").is_dir()
-    folder = train(config, resume=args.resume == "must" or (args.resume == "auto" and is_there), console=console)
+    folder = train(config, resume="auto" if args.resume == "auto" else args.resume is not None, console=console)
     page = report_runs([folder], folder / "report.html")
     console.print(f"Everything is in {folder}; open {page} in a browser.")

@@ -15,6 +15,7 @@ from uniquery.data.batch import Batch, EvaluationItems, Item, collate, image_onl
 from uniquery.data.coco import CocoData
 from uniquery.postprocess import resized_size
 from uniquery.querying.contract import Segmenter
+from uniquery.signals import outlive_first_signal
 from uniquery.structures import Instances
 
 Progress = Callable[[int, int], None]
@@ -33,7 +34,13 @@ def predict_data(
     """(image id, its instances at each mask threshold) for every image, once; None is the model's own threshold."""
     device = next(model.parameters()).device
     loader: DataLoader[Any] = DataLoader(
-        items, batch_size, num_workers=workers, collate_fn=collate, pin_memory=device.type == "cuda"
+        items,
+        batch_size,
+        num_workers=workers,
+        collate_fn=collate,
+        pin_memory=device.type == "cuda",
+        worker_init_fn=outlive_first_signal,
+        generator=torch.Generator(),  # else an evaluation would move the generator that training draws from
     )
     model.eval()
     done = 0

@@ -1,7 +1,7 @@
 """Checkpoints: safetensors and json, nothing that can run code.
 
 `model.safetensors` is a model on its own: its header says the architecture and the classes. `trainer.safetensors` and
-`trainer.json` beside it hold what a resumed run needs.
+`trainer.json` beside it hold what a resumed run needs more, `checksums.json` what all of them were when written.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from uniquery.backbones import BackboneConfig
-from uniquery.backbones.pretrained import read_tensors
+from uniquery.backbones.pretrained import read_tensors as read_foreign
 from uniquery.data.coco import Category, CocoData
-from uniquery.errors import CheckpointError, UserError
+from uniquery.errors import CheckpointError
 from uniquery.files import folder_replaced, recover_folder
 from uniquery.querying.contract import Segmenter
-from uniquery.segmenters import SegmenterConfig, build_segmenter
+from uniquery.segmenters import SegmenterConfig, build_segmenter, read_segmenter_config
 from uniquery.training.config import TestSizeConfig
-from uniquery.weights.adelaidet import condinst_names, is_condinst
+from uniquery.training.sealed import TensorFile, read_tensors, read_values, write_sealed
+from uniquery.weights import our_names
 
 FORMAT = "uniquery/1"
 MODEL_FILE, TENSORS_FILE, STATE_FILE = "model.safetensors", "trainer.safetensors", "trainer.json"
@@ -55,7 +55,7 @@ class ModelCard:
     def from_metadata(cls, metadata: Mapping[str, str]) -> ModelCard:
         """The inverse."""
         return cls(
-            SegmenterConfig.model_validate_json(metadata["model"]),
+            read_segmenter_config(metadata["model"]),
             BackboneConfig.model_validate_json(metadata["backbone"]),
             tuple(Category(int(i), str(name)) for i, name in json.loads(metadata["categories"])),
             TestSizeConfig.model_validate_json(metadata["test_size"]),
@@ -64,10 +64,17 @@ class ModelCard:
 
 @dataclass(frozen=True)
 class TrainerState:
-    """What a resumed run needs beside the model: tensors by name, and plain values."""
+    """What a resumed run needs beside the model: tensors by name, and plain values.
+
+    Attributes:
+        tensors: by name.
+        values: plain numbers and text.
+        model_is: the prefix under which the tensors of the model file are a part of it too; they are written once.
+    """
 
     tensors: dict[str, Tensor]
     values: dict[str, Any]
+    model_is: str
 
 
 @dataclass(frozen=True)
@@ -88,33 +95,33 @@ class LoadReport:
 
 
 def save_checkpoint(
-    folder: Path, state: Mapping[str, Tensor], card: ModelCard, trainer: TrainerState | None = None
+    folder: Path, state: Mapping[str, Tensor], card: ModelCard, trainer: TrainerState | None = None, *, keep: int = 0
 ) -> None:
-    """Replaces a checkpoint folder as a whole."""
-    try:
-        with folder_replaced(folder) as temporary:
-            save_file(_plain(state), temporary / MODEL_FILE, metadata=card.to_metadata())
-            if trainer is not None:
-                save_file(_plain(trainer.tensors), temporary / TENSORS_FILE)
-                (temporary / STATE_FILE).write_text(json.dumps(trainer.values))
-    except SafetensorError as error:  # how safetensors tells of a full disk
-        raise UserError(f"Cannot write {folder}: {error}.") from None
+    """Replaces a checkpoint folder as a whole, and keeps some of its predecessors.
 
-
-def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    Raises:
+        UserError: the system refuses; the checkpoint that was there is untouched.
+    """
+    files: dict[str, TensorFile | str] = {MODEL_FILE: TensorFile(state, card.to_metadata())}
+    if trainer is not None:
+        files[TENSORS_FILE] = TensorFile(trainer.tensors)
+        files[STATE_FILE] = json.dumps({**trainer.values, "model_is": trainer.model_is})
+    with folder_replaced(folder, keep=keep) as temporary:
+        write_sealed(temporary, files)
 
 
 def load_trainer_state(folder: Path) -> TrainerState:
-    """What a run left to resume from."""
-    recover_folder(folder)
-    try:
-        values = json.loads((folder / STATE_FILE).read_text())
-        return TrainerState(load_file(folder / TENSORS_FILE), values)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"Nothing to resume: {error.filename or folder} is missing.") from None
-    except (json.JSONDecodeError, SafetensorError) as error:
-        raise CheckpointError(f"The checkpoint {folder} is damaged: {error}.") from None
+    """What a run left to resume from, with the tensors of its model file among the others.
+
+    Raises:
+        CheckpointError: a file is missing, or not what was written.
+    """
+    values = read_values(folder / STATE_FILE)
+    model_is = values.pop("model_is", "")
+    tensors = read_tensors(folder / TENSORS_FILE)
+    if model_is:
+        tensors |= {f"{model_is}{name}": tensor for name, tensor in read_tensors(folder / MODEL_FILE).items()}
+    return TrainerState(tensors, values, model_is)
 
 
 def model_file(path: Path) -> Path:
@@ -155,7 +162,7 @@ def read_model(path: Path) -> tuple[ModelCard, dict[str, Tensor]]:
     Raises:
         CheckpointError: the file is missing, cut off, or not ours.
     """
-    return read_card(path), load_file(model_file(path))
+    return read_card(path), read_tensors(model_file(path))
 
 
 def load_model(path: Path, device: torch.device | str = "cpu") -> tuple[Segmenter[Any, Any, Any], ModelCard]:
@@ -172,12 +179,12 @@ def load_model(path: Path, device: torch.device | str = "cpu") -> tuple[Segmente
 
 
 def init_from(model: nn.Module, path: Path) -> LoadReport:
-    """Copies every weight that fits by name and shape, from our checkpoints or from AdelaiDet's.
+    """Copies every weight that fits by name and shape, from our checkpoints or from those that `our_names` knows.
 
     Raises:
         CheckpointError: the file cannot be read, or nothing in it fits.
     """
-    state = _foreign(path) if path.suffix in (".pth", ".pt") else read_model(path)[1]
+    state = our_names(read_foreign(path)) if _is_foreign(path) else read_model(path)[1]
     own = model.state_dict()
     fitting = {name: tensor for name, tensor in state.items() if name in own and own[name].shape == tensor.shape}
     if not fitting:
@@ -192,10 +199,15 @@ def init_from(model: nn.Module, path: Path) -> LoadReport:
     )
 
 
-def _foreign(path: Path) -> dict[str, Tensor]:
-    """A state dict of another project, under our names where we know theirs."""
-    state = read_tensors(path)
-    return condinst_names(state) if is_condinst(state) else state
+def _is_foreign(path: Path) -> bool:
+    """Whether a file is another project's: a pickle, or safetensors without our header."""
+    if path.suffix != ".safetensors" or not path.is_file():
+        return path.suffix in (".pth", ".pt")
+    try:
+        with safe_open(path, framework="pt") as content:
+            return not (content.metadata() or {}).get("format", "").startswith("uniquery")
+    except SafetensorError:
+        return False  # damaged: reading it as ours says so
 
 
 def check_classes_unchanged(card: ModelCard, data: CocoData) -> None:

@@ -12,7 +12,8 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_v
 from uniquery.backbones import BackboneConfig
 from uniquery.data.augment import AnyAugmentation, Flip, ShortSide
 from uniquery.errors import ConfigError, did_you_mean
-from uniquery.segmenters import SegmenterConfig
+from uniquery.segmenters import SEGMENTERS, SegmenterConfig
+from uniquery.segmenters.condinst import CondInstConfig
 from uniquery.training.querying import QueryingConfig, Settings
 
 Override = str | tuple[str, Any]  # "a.b=c" with a yaml value, or the key and the value themselves
@@ -101,6 +102,13 @@ class TrainConfig(Settings):
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
     eval_every: int | None = Field(None, gt=0, description="steps between evaluations; None: only at the end")
     save_every: int = Field(1000, gt=0, description="steps between checkpoints")
+    save_minutes: float | None = Field(
+        15.0, gt=0, description="minutes between checkpoints, if they pass before save_every steps; None: steps only"
+    )
+    keep_last: int = Field(2, gt=0, description="checkpoints that are kept: last, last.1 before it, and so on")
+    skip_nonfinite: int = Field(
+        0, ge=0, description="steps of a run that may be left out because a loss or gradient is not finite"
+    )
     log_every: int = Field(20, gt=0, description="steps between log lines")
     init_from: Path | None = Field(
         None, description="a checkpoint whose fitting weights are taken; training starts anew"
@@ -127,13 +135,19 @@ def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
+def _named_segmenter(value: Any) -> Any:
+    """A table without a name is CondInst's."""
+    value = _named(value)
+    return {"name": "condinst", **value} if isinstance(value, dict) else value
+
+
 class Config(Settings):
     """One experiment."""
 
-    name: str = Field("run", pattern=r"^[\w.-]+$", description="of the folder below the output folder")
+    name: str = Field("run", pattern=r"^[\w-][\w.-]*$", description="of the folder below the output folder")
     output: Path = Field(Path("runs"), description="where run folders go")
     seed: int = Field(0, ge=0)
-    model: Annotated[SegmenterConfig, BeforeValidator(_named)] = SegmenterConfig()
+    model: Annotated[SegmenterConfig, BeforeValidator(_named_segmenter)] = CondInstConfig()
     backbone: Annotated[BackboneConfig, BeforeValidator(_named)] = BackboneConfig(name="resnet50", weights="imagenet")
     querying: QueryingConfig = QueryingConfig()
     data: DataConfig = DataConfig()
@@ -258,6 +272,8 @@ def _assign(node: Any, last: str, value: Any, key: str) -> None:
 
 
 def _sentence(location: tuple[int | str, ...], error: Any) -> str:
+    if location[0:1] == ("model",) and location[1:2] and location[1] in SEGMENTERS:  # the union's tag is no key
+        location = location[:1] + location[2:]
     key = ".".join(str(part) for part in location) or "the whole"
     if error["type"] == "extra_forbidden":
         return f"  {key}: no such key.{did_you_mean(str(location[-1]), _all_keys())}"
@@ -266,7 +282,9 @@ def _sentence(location: tuple[int | str, ...], error: Any) -> str:
     hint = ""
     if error["type"] in ("literal_error", "union_tag_invalid"):
         choices = str(error["ctx"].get("expected") or error["ctx"].get("expected_tags"))
-        value = error["input"].get("op") if isinstance(error["input"], dict) else error["input"]
+        value = error["ctx"].get("tag", error["input"])
+        if error["type"] == "union_tag_invalid":
+            message = f"'{value}' is not one of {choices}"
         hint = did_you_mean(str(value), [c.strip(" '") for c in choices.replace(" or ", ",").split(",")])
     return f"  {key}: {message}{given}.{hint}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,12 +17,23 @@ from uniquery.errors import ConfigError, UserError
 from uniquery.files import make_folder, write_atomically
 from uniquery.training.config import Config, flat, parse_config, read_yaml, to_yaml
 from uniquery.training.run import Run, choose_device
+from uniquery.training.saving import has_checkpoint
 
+Resume = bool | Literal["auto"]
+
+# The data may lie elsewhere; that it is the same data is checked by its content.
 MAY_DIFFER_ON_RESUME = (
     "output",
     "data.workers",
+    "data.train.annotations",
+    "data.train.images",
+    "data.val.annotations",
+    "data.val.images",
     "train.log_every",
     "train.save_every",
+    "train.save_minutes",
+    "train.keep_last",
+    "train.skip_nonfinite",
     "train.device",
     "train.tensorboard",
 )
@@ -31,30 +42,45 @@ MAY_DIFFER_ON_RESUME = (
 _ABSENT = "not set"
 
 
-def check_folder(config: Config, resume: bool) -> None:
-    """Raises if a new run would overwrite another, or a resumed one is not the run it was."""
+def goes_on(config: Config, resume: Resume) -> bool:
+    """Whether a run goes on from a checkpoint.
+
+    Raises:
+        UserError: a new run would overwrite another, or there is nothing to resume.
+        ConfigError: a resumed run is not the run it was.
+    """
     folder = config.folder
-    file = folder / "config.yaml"
-    if resume:
-        if not file.is_file():
-            raise UserError(f"Nothing to resume: {file} is missing. Train without --resume first.")
-        before, now = flat(parse_config(read_yaml(file), where=str(file))), flat(config)
-        keys = [k for k in {**before, **now} if not k.startswith(MAY_DIFFER_ON_RESUME)]
-        changed = [k for k in keys if before.get(k, _ABSENT) != now.get(k, _ABSENT)]
-        if changed:
-            changes = ", ".join(f"{k} was {before.get(k, _ABSENT)} and is {now.get(k, _ABSENT)}" for k in changed[:5])
-            raise ConfigError(
-                f"--resume of {folder} with another configuration: {changes}. Use another name for a new run."
-            )
-    elif file.exists() and any((folder / checkpoint).exists() for checkpoint in ("last", "best")):
-        raise UserError(f"{folder} already holds a run: give --resume to go on with it, or another --name.")
+    is_known, is_saved = (folder / "config.yaml").is_file(), has_checkpoint(folder)
+    is_begun = is_known and (is_saved or (folder / "best").exists())
+    if not resume:
+        if is_begun:
+            raise UserError(f"{folder} already holds a run: give --resume to go on with it, or another --name.")
+        return False
+    if not is_known and (resume != "auto" or is_saved):
+        raise UserError(f"Nothing to resume: {folder / 'config.yaml'} is missing. Train without --resume first.")
+    if resume != "auto" or is_begun:
+        _check_unchanged(config)
+    return resume != "auto" or is_saved
 
 
-def open_folder(config: Config) -> None:
-    """Makes the folder of a new run and says in it what it is."""
+def _check_unchanged(config: Config) -> None:
+    file = config.folder / "config.yaml"
+    before, now = flat(parse_config(read_yaml(file), where=str(file))), flat(config)
+    keys = [k for k in {**before, **now} if not k.startswith(MAY_DIFFER_ON_RESUME)]
+    changed = [k for k in keys if before.get(k, _ABSENT) != now.get(k, _ABSENT)]
+    if changed:
+        changes = ", ".join(f"{k} was {before.get(k, _ABSENT)} and is {now.get(k, _ABSENT)}" for k in changed[:5])
+        raise ConfigError(
+            f"--resume of {config.folder} with another configuration: {changes}. Use another name for a new run."
+        )
+
+
+def open_folder(config: Config, *, is_new: bool = True) -> None:
+    """Makes the folder of a run and says in it what it is; of a resumed run, where it now finds its data."""
     folder = make_folder(config.folder)
     write_atomically(folder / "config.yaml", to_yaml(config))
-    write_atomically(folder / "environment.json", json.dumps(environment(config), indent=2))
+    if is_new:
+        write_atomically(folder / "environment.json", json.dumps(environment(config), indent=2))
 
 
 def environment(config: Config) -> dict[str, Any]:

@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from uniquery.errors import UserError
+from uniquery.files import write_atomically
 
 PHASES = ("data", "forward", "assign", "loss", "backward", "step")
 
 
 class PhaseClock:
-    """Time per phase of a step. On a GPU, events are recorded and read only when asked for, so nothing waits."""
+    """Time per phase of a step. On a GPU, events are recorded and read only when asked for, so nothing waits.
+
+    Attributes:
+        phase: the one that began last.
+        steps: taken since the times were read.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
         self.steps = 0
+        self.phase = PHASES[0]
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
+        self.phase = phase
         if self.cuda and phase != "data":
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
@@ -58,32 +67,44 @@ class MetricsLog:
         self.path = folder / "metrics.jsonl"
         self._forget_after(keep_until)
         self._file = self.path.open("a", encoding="utf-8")
-        self._board = _tensorboard(folder) if tensorboard else None
+        self._board = _tensorboard(folder, keep_until) if tensorboard else None
 
     def _forget_after(self, step: int) -> None:
         """A resumed run repeats the steps after its checkpoint: their lines would stand twice."""
         if not self.path.exists():
             return
         kept = []
-        for line in self.path.read_text().splitlines():
+        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 if json.loads(line)["step"] <= step:
                     kept.append(line)
-            except (ValueError, KeyError):
+            except (ValueError, KeyError, TypeError):
                 continue  # the last line of a killed run may be cut off
-        self.path.write_text("".join(line + "\n" for line in kept))
+        write_atomically(self.path, "".join(line + "\n" for line in kept))
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """Adds a line."""
-        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
-        self._file.flush()
+        """Adds a line.
+
+        Raises:
+            UserError: the system refuses, a full disk for one.
+        """
+        try:
+            self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise UserError(f"Cannot write {self.path}: {error.strerror or error}.") from None
         if self._board is not None:
             for name, value in _scalars(values):
                 self._board.add_scalar(f"{kind}/{name}", value, step)
 
+    def sync(self) -> None:
+        """Makes sure that the lines are on the disk: a checkpoint must not know more than its log."""
+        os.fsync(self._file.fileno())
+
     def close(self) -> None:
         """Flushes and closes."""
-        self._file.close()
+        with suppress(OSError):  # a line that a full disk refused, which was told when it was written
+            self._file.close()
         if self._board is not None:
             self._board.close()
 
@@ -96,9 +117,9 @@ def _scalars(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, fl
             yield f"{prefix}{key}", float(value)
 
 
-def _tensorboard(folder: Path) -> Any:
+def _tensorboard(folder: Path, keep_until: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise UserError("train.tensorboard is on: pip install 'uniquery[tensorboard]'.") from None
-    return SummaryWriter(str(folder / "tensorboard"))
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=keep_until + 1)

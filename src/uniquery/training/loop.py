@@ -2,250 +2,228 @@
 
 from __future__ import annotations
 
-import json
-import math
-import time
+import signal
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from torch import Tensor
-from torch.utils.data import DataLoader
-
-from uniquery.data.batch import Batch, EndlessBatches, EvaluationItems, TrainingItems, collate, raise_errors
-from uniquery.data.coco import CocoData
-from uniquery.errors import ConfigError, UserError
-from uniquery.evaluation import Metrics, evaluate
-from uniquery.evaluation.inference import category_ids_by_name, coco_results, predict_data
-from uniquery.files import write_atomically
-from uniquery.querying.contract import Segmenter
-from uniquery.training.checkpoint import (
-    ModelCard,
-    check_classes_unchanged,
-    init_from,
-    load_trainer_state,
-    read_card,
-    save_checkpoint,
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
 )
+
+from uniquery.data.batch import Batch
+from uniquery.data.coco import CocoData
+from uniquery.errors import CheckpointError
+from uniquery.signals import StopRequest, stop_requests
+from uniquery.training.checkpoint import check_classes_unchanged, init_from
 from uniquery.training.config import Config
-from uniquery.training.folder import check_folder, introduce, open_folder
+from uniquery.training.evaluating import evaluate_run, evaluation_is_due
+from uniquery.training.feeding import (
+    check_data_unchanged,
+    fingerprints,
+    load_splits,
+    training_batches,
+    workers_explained,
+)
+from uniquery.training.folder import Resume, goes_on, introduce, open_folder
+from uniquery.training.guard import StepGuard, astray_line, describe, stop_astray
 from uniquery.training.log import MetricsLog, PhaseClock
-from uniquery.training.optim import AveragedWeights, lr_factor, set_learning_rate
-from uniquery.training.run import Run, build_run, restore, trainer_state
+from uniquery.training.optim import AveragedWeights
+from uniquery.training.out_of_memory import memory_explained
+from uniquery.training.run import Run, build_run, restore
+from uniquery.training.saving import Saver, load_last
+from uniquery.training.step import Gradients, gradients, update
 
 
-def train(config: Config, *, resume: bool = False, console: Console | None = None) -> Path:
+def train(config: Config, *, resume: Resume = False, console: Console | None = None) -> Path:
     """Trains, evaluates and leaves everything in the run's folder, which is returned.
+
+    The first SIGINT or SIGTERM ends it after the step at hand, with a checkpoint; the second at once.
 
     Args:
         config: the experiment.
-        resume: go on from the run's last checkpoint.
+        resume: go on from the run's last checkpoint; "auto": if there is one.
         console: where to talk to.
 
     Raises:
         UserError: anything that is wrong with configuration, data or folder.
+        KeyboardInterrupt: SIGINT came, and the run is saved.
+        SystemExit: SIGTERM came, and the run is saved.
     """
     console = console or Console()
-    folder = config.folder
-    check_folder(config, resume)
+    is_resumed = goes_on(config, resume)
     torch.manual_seed(config.seed)
     data, val = load_splits(config)
-    run = build_run(config, data, pretrained=not resume)
-    if resume:
-        saved = load_trainer_state(folder / "last")
-        check_classes_unchanged(read_card(folder / "last"), data)
-        restore(run, saved)
-    else:
-        if config.train.init_from:
-            console.print(f"init_from {config.train.init_from}: {init_from(run.model, config.train.init_from)}")
-            run.average = AveragedWeights(run.model, config.train.ema) if config.train.ema else None
-        open_folder(config)
+    run = build_run(config, data, pretrained=not is_resumed)
+    run.data = fingerprints(data, val)
+    if is_resumed:
+        _go_on(run, data, console)
+    elif config.train.init_from:
+        console.print(f"init_from {config.train.init_from}: {init_from(run.model, config.train.init_from)}")
+        run.average = AveragedWeights(run.model, config.train.ema) if config.train.ema else None
+    open_folder(config, is_new=not is_resumed)
     introduce(run, data, val, console)
-    log = MetricsLog(folder, tensorboard=config.train.tensorboard, keep_until=run.step)
+    log = MetricsLog(config.folder, tensorboard=config.train.tensorboard, keep_until=run.step)
     try:
-        _fit(run, data, val, folder, log, console)
+        with _progress(console) as progress, stop_requests() as stop:
+            _fit(Work(run, data, val, log, PhaseClock(run.device), stop, console, progress))
     finally:
         log.close()
-    return folder
+    return config.folder
 
 
-def _fit(run: Run, data: CocoData, val: CocoData | None, folder: Path, log: MetricsLog, console: Console) -> None:
-    settings = run.config.train
-    clock = PhaseClock(run.device)
-    batches = _batches(run, data)
-    sums: dict[str, Tensor] = {}
-    with _progress(console) as progress:
-        task = progress.add_task("train", total=run.steps, completed=run.step, note="")
-        while run.step < run.steps:
-            losses, norm, images = _train_step(run, batches, clock)
-            sums = {name: sums.get(name, 0) + loss for name, loss in losses.items()}
-            run.step += 1
-            is_last = run.step == run.steps
-            to_save = is_last or run.step % settings.save_every == 0
-            to_evaluate = val is not None and (is_last or run.step % (settings.eval_every or run.steps) == 0)
-            # Logging looks for losses that are not finite, so it comes before anything is kept.
-            if run.step % settings.log_every == 0 or to_save or to_evaluate:
-                note = _log_training(run, log, clock, sums, norm, images)
-                sums = {}
-                progress.update(task, note=note)
-                if not console.is_terminal:
-                    console.print(f"step {run.step}/{run.steps}  {note}")
-            progress.update(task, completed=run.step)
-            if val is not None and to_evaluate:
-                _evaluate_and_keep_best(run, val, folder, log, console, progress)
-            if to_save:
-                save_checkpoint(folder / "last", run.evaluated_state(), run.card, trainer_state(run))
+def _go_on(run: Run, data: CocoData, console: Console) -> None:
+    card, saved = load_last(run.config.folder, console)
+    check_classes_unchanged(card, data)
+    check_data_unchanged(saved.values.get("data"), run.data)
+    try:
+        restore(run, saved)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"The checkpoint of {run.config.folder} does not fit this version of the program: "
+            f"{' '.join(str(error).split())}."
+        ) from None
+    console.print(f"going on with {run.config.folder} after step {run.step}")
 
 
-def _train_step(run: Run, batches: Iterator[Batch], clock: PhaseClock) -> tuple[dict[str, Tensor], Tensor, list[int]]:
-    """One optimiser step: mean losses of its forwards, the gradient's norm, and the images seen."""
-    settings = run.config.train
-    totals: dict[str, Tensor] = {}
-    images: list[int] = []
-    run.objective.train()
-    run.optimizer.zero_grad(set_to_none=True)
-    for _ in range(settings.accumulate):
-        with clock("data"):
-            batch = next(batches).to(run.device)
-        images += [t.image_id for t in batch.targets]
-        with torch.autocast(run.device.type, torch.bfloat16, enabled=settings.precision == "bfloat16"):
-            losses = run.objective(batch.images, batch.targets, clock)
-        with clock("backward"):
-            torch.stack(list(losses.values())).sum().div(settings.accumulate).backward()
-        for name, loss in losses.items():
-            totals[name] = totals.get(name, 0) + loss.detach() / settings.accumulate
-    with clock("step"):
-        parameters = [p for p in run.model.parameters() if p.grad is not None]
-        norm = torch.nn.utils.clip_grad_norm_(parameters, run.config.optim.clip_norm or math.inf)
-        set_learning_rate(run.optimizer, lr_factor(run.config.schedule, run.step, run.steps))
-        run.optimizer.step()
-        if run.average:
-            run.average.update(run.model)
-    clock.steps += 1
-    return totals, norm, images
+@dataclass(frozen=True)
+class Work:
+    """A run and all that it works with."""
+
+    run: Run
+    data: CocoData
+    val: CocoData | None
+    log: MetricsLog
+    clock: PhaseClock
+    stop: StopRequest
+    console: Console
+    progress: Progress
+
+    @property
+    def folder(self) -> Path:
+        """Of the run."""
+        return self.run.config.folder
 
 
-def _log_training(
-    run: Run, log: MetricsLog, clock: PhaseClock, sums: dict[str, Tensor], norm: Tensor, images: list[int]
-) -> str:
-    """Writes a line, and stops a run that has gone astray."""
-    count = clock.steps
-    losses = {name: (total / count).item() for name, total in sums.items()}
-    total, gradient = sum(losses.values()), norm.item()
-    if not math.isfinite(total) or not math.isfinite(gradient):
-        terms = ", ".join(f"{name} {value:.4g}" for name, value in losses.items())
-        raise UserError(
-            f"Training went astray by step {run.step}: {terms}, gradient norm {gradient:.4g}, last images {images}. "
-            "The last checkpoint is unharmed: lower optim.lr, lengthen schedule.warmup_steps or set optim.clip_norm."
-        )
+def _fit(work: Work) -> None:
+    # Closing the batches ends their workers, whatever happens.
+    with workers_explained(), closing(training_batches(work.run, work.data)) as batches:
+        _take_steps(work, batches)
+    if work.stop:
+        _obey(work)
+
+
+def _take_steps(work: Work, batches: Iterator[Batch]) -> None:
+    """All that are left, with evaluations and checkpoints between them, or until a stop is asked for."""
+    run, saver, guard = work.run, Saver(work.run, work.folder, work.log), StepGuard(work.run)
+    task = work.progress.add_task("train", total=run.steps, completed=run.step, note="")
+    while True:
+        if work.val is not None and evaluation_is_due(run):
+            _evaluate(work, work.val)
+        is_over = run.step == run.steps or bool(work.stop)  # asked once: a signal may come at any moment
+        if is_over or saver.is_due():
+            saver.save()
+        if is_over:
+            return
+        _step(work, guard, batches, task)
+
+
+def _step(work: Work, guard: StepGuard, batches: Iterator[Batch], task: TaskID) -> None:
+    """One step: gradients, then the update, unless a loss or gradient is not finite."""
+    run, clock = work.run, work.clock
+    guard.begin()
+    found = gradients(run, batches, clock)
+    if found.are_finite():
+        with memory_explained(run.config, run.step, clock):
+            update(run, found.norm, clock)
+        run.sums = {name: run.sums.get(name, 0) + loss for name, loss in found.losses.items()}
+        run.summed += 1
+        clock.steps += 1
+        run.step += 1
+        is_evaluated = work.val is not None and evaluation_is_due(run)
+        if run.step % run.config.train.log_every == 0 or run.step == run.steps or is_evaluated:
+            _log(work, found, task)
+    else:
+        guard.take_back()
+        _leave_out(work, found)
+    work.progress.update(task, completed=run.step)
+
+
+def _leave_out(work: Work, found: Gradients) -> None:
+    """Goes on after a step that was taken back, as long as the settings allow."""
+    run = work.run
+    if run.skipped >= run.config.train.skip_nonfinite:
+        raise stop_astray(run, work.data, found, work.folder / "astray")
+    run.skipped += 1
+    run.step += 1
+    work.log.write("skipped", run.step, **astray_line(found))
+    work.console.print(
+        f"[yellow]warning:[/] left out {describe(run.step, found)} "
+        f"({run.skipped} of {run.config.train.skip_nonfinite} that train.skip_nonfinite allows)"
+    )
+
+
+def _log(work: Work, found: Gradients, task: TaskID) -> None:
+    """Writes a line: losses are means since the line before, the rest is the step's own."""
+    run, clock = work.run, work.clock
+    losses = {name: (total / run.summed).item() for name, total in run.sums.items()}
+    run.sums, run.summed = {}, 0
     lr = max(group["lr"] for group in run.optimizer.param_groups)
     seconds = clock.take()
     watched = run.objective.watch()
     extra = {"querying": watched} if watched else {}
     seen = run.step * run.config.train.batch_size * run.config.train.accumulate
-    log.write("train", run.step, images=seen, losses=losses, lr=lr, grad_norm=gradient, seconds=seconds, **extra)
-    return f"loss {total:.3f}  lr {lr:.2g}  {sum(seconds.values()):.2f} s/step (data {seconds['data']:.2f})"
+    gradient = found.norm.item()
+    work.log.write("train", run.step, images=seen, losses=losses, lr=lr, grad_norm=gradient, seconds=seconds, **extra)
+    total = sum(losses.values())
+    note = f"loss {total:.3f}  lr {lr:.2g}  {sum(seconds.values()):.2f} s/step (data {seconds['data']:.2f})"
+    work.progress.update(task, note=note)
+    if not work.console.is_terminal:
+        work.console.print(f"step {run.step}/{run.steps}  {note}")
 
 
-def _evaluate_and_keep_best(
-    run: Run, val: CocoData, folder: Path, log: MetricsLog, console: Console, progress: Progress
-) -> None:
-    began = time.perf_counter()
-    task = progress.add_task("eval", total=len(val), note="")
-    training = {name: tensor.clone() for name, tensor in run.model.state_dict().items()} if run.average else None
-    run.model.load_state_dict(run.evaluated_state())
+class _CutShortError(Exception):
+    """A stop was asked for in the middle of an evaluation."""
+
+
+def _evaluate(work: Work, val: CocoData) -> None:
+    """Evaluates; a request to stop cuts it short, and the resumed run does it anew."""
+    task = work.progress.add_task("eval", total=len(val), note="")
+
+    def progress(done: int, _: int) -> None:
+        work.progress.update(task, completed=done)
+        if work.stop:
+            raise _CutShortError
+
+    work.clock.phase = "eval"
     try:
-        metrics, results = evaluate_model(
-            run.model, run.card, val, run.config, lambda n, _: progress.update(task, completed=n)
-        )
+        with memory_explained(work.run.config, work.run.step, work.clock):
+            evaluate_run(work.run, val, work.folder, work.log, work.console, progress)
+    except _CutShortError:
+        pass
     finally:
-        if training is not None:
-            run.model.load_state_dict(training)
-        progress.remove_task(task)
-    log.write(
-        "eval",
-        run.step,
-        weights="ema" if run.average else "model",
-        metrics=metrics.values,
-        per_class=metrics.per_class,
-        instances=metrics.per_class_instances,
-        seconds=time.perf_counter() - began,
-    )
-    ap = metrics.values["AP"]
-    shown = "  ".join(
-        f"{k} {'n/a' if v is None else f'{v:.1f}'}" for k, v in metrics.values.items() if k.startswith("AP")
-    )
-    console.print(f"step {run.step}: {shown}")
-    if ap is None or ap > run.best:
-        run.best = -math.inf if ap is None else ap
-        save_checkpoint(folder / "best", run.evaluated_state(), run.card)
-        write_atomically(folder / "predictions.json", json.dumps(results))
+        work.progress.remove_task(task)
 
 
-def evaluate_model(
-    model: Segmenter[Any, Any, Any], card: ModelCard, val: CocoData, config: Config, progress: Any
-) -> tuple[Metrics, list[dict[str, Any]]]:
-    """COCO metrics of a model on a data set, and the results behind them."""
-    size = config.data.test_size
-    items = EvaluationItems(val, size.short, size.longest)
-    ids = category_ids_by_name([c.name for c in card.categories], val)
-    predictions = predict_data(
-        model, items, batch_size=config.eval.batch_size, workers=config.data.workers, progress=progress
-    )
-    results = [r for image_id, (instances,) in predictions for r in coco_results(image_id, instances, ids)]
-    return score(val, results, config), results
-
-
-def score(val: CocoData, results: list[dict[str, Any]], config: Config) -> Metrics:
-    """COCO metrics of results on the images of a data set."""
-    return evaluate(
-        val.annotations,
-        results,
-        max_detections=config.eval.max_detections,
-        backend=config.eval.backend,
-        image_ids=val.image_ids.tolist(),
-        category_ids=[c.id for c in val.categories],
-    )
-
-
-def load_splits(config: Config) -> tuple[CocoData, CocoData | None]:
-    """The training and the validation data of an experiment."""
-    data = config.data
-    if data.train is None:
-        raise ConfigError(
-            "There is no training data: give --train ANNOTATIONS IMAGES, or data.train in the configuration."
-        )
-    train_data = CocoData(data.train.annotations, data.train.images, classes=data.classes, keep_empty=data.keep_empty)
-    train_data.check_files_exist()
-    if data.val is None:
-        return train_data, None
-    val = CocoData(data.val.annotations, data.val.images, classes=train_data.classes)
-    val.check_files_exist()
-    return train_data, val
-
-
-def _batches(run: Run, data: CocoData) -> Iterator[Batch]:
-    settings = run.config.train
-    sampler = EndlessBatches(
-        len(data),
-        settings.batch_size // run.config.querying.forwards_per_scene,
-        run.config.seed,
-        first_step=run.step * settings.accumulate,
-        last_step=run.steps * settings.accumulate,
-    )
-    items = TrainingItems(data, run.config.data.augment, run.config.seed)
-    loader: DataLoader[Any] = DataLoader(
-        items,
-        batch_sampler=sampler,
-        num_workers=run.config.data.workers,
-        collate_fn=collate,
-        pin_memory=run.device.type == "cuda",
-        generator=torch.Generator(),  # else each loader would draw its base seed from the global generator
-    )
-    return raise_errors(loader)
+def _obey(work: Work) -> None:
+    """Ends as asked, and says so."""
+    name = "Ctrl-C" if work.stop.signal == signal.SIGINT else "SIGTERM"
+    run = work.run
+    if run.step:
+        where = f"Stopped by {name} at step {run.step} of {run.steps}: {work.folder / 'last'} holds all of it."
+    else:
+        where = f"Stopped by {name} before the first step."
+    work.console.print(f"{where} Go on with --resume auto.")
+    work.stop.obey()
 
 
 def _progress(console: Console) -> Progress:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,7 +23,25 @@ from uniquery.training.optim import AveragedWeights, build_optimizer
 
 @dataclass
 class Run:
-    """Everything that changes while training."""
+    """Everything that changes while training.
+
+    Attributes:
+        config: the experiment.
+        card: what the model says of itself.
+        model: what is trained.
+        objective: around it.
+        optimizer: of its parameters.
+        average: of its weights, if asked for.
+        steps: how many are to be taken.
+        device: where.
+        step: how many were taken.
+        evaluated: the step of the last evaluation.
+        best: its highest AP so far.
+        skipped: steps that were left out for a loss or gradient that was not finite.
+        sums: of each loss since the last line of the log.
+        summed: steps in those sums.
+        data: checksum of each split.
+    """
 
     config: Config
     card: ModelCard
@@ -33,7 +52,12 @@ class Run:
     steps: int
     device: torch.device
     step: int = 0
+    evaluated: int = 0
     best: float = -math.inf
+    skipped: int = 0
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    summed: int = 0
+    data: dict[str, int] = field(default_factory=dict)
 
     def evaluated_state(self) -> dict[str, Tensor]:
         """The weights that are evaluated and saved as the model."""
@@ -60,45 +84,69 @@ def build_run(config: Config, data: CocoData, *, pretrained: bool = True) -> Run
     steps = settings.steps or max(1, round((settings.epochs or 0) * len(data) / effective))
     optimizer = build_optimizer(model, config.optim, effective)
     average = AveragedWeights(model, settings.ema) if settings.ema else None
-    return Run(config, card, model, config.querying.build(model), optimizer, average, steps, device)
+    return Run(config, card, model, config.querying.build(model, config.seed), optimizer, average, steps, device)
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """The generators that the forwards of training draw from."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
+    """The inverse."""
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)
 
 
 def trainer_state(run: Run) -> TrainerState:
-    """Everything that a resumed run needs."""
-    tensors = {f"model/{name}": tensor for name, tensor in run.model.state_dict().items()}
-    state = run.optimizer.state_dict()
-    for index, slots in state["state"].items():
+    """Everything that a resumed run needs, but for the weights that the model file holds."""
+    tensors = {f"random/{name}": tensor for name, tensor in random_state(run.device).items()}
+    for index, slots in run.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{index}/{slot}": v for slot, v in slots.items() if isinstance(v, Tensor)}
-    tensors["random/cpu"] = torch.get_rng_state()
-    if run.device.type == "cuda":
-        tensors["random/cuda"] = torch.cuda.get_rng_state(run.device)
     tensors |= {f"algorithm/{name}": tensor for name, tensor in run.objective.algorithm_state().items()}
-    values = {"step": run.step, "best": None if math.isinf(run.best) else run.best}
+    tensors |= {f"sums/{name}": tensor for name, tensor in run.sums.items()}
+    values: dict[str, Any] = {
+        "step": run.step,
+        "evaluated": run.evaluated,
+        "best": None if math.isinf(run.best) else run.best,
+        "skipped": run.skipped,
+        "summed": run.summed,
+        "data": run.data,
+    }
     if run.average:
-        tensors |= {f"average/{name}": tensor for name, tensor in run.average.state.items()}
+        tensors |= {f"model/{name}": tensor for name, tensor in run.model.state_dict().items()}
         values["average_steps"] = run.average.steps
-    return TrainerState(tensors, values)
+    return TrainerState(tensors, values, model_is="average/" if run.average else "model/")
 
 
 def restore(run: Run, saved: TrainerState) -> None:
     """Puts a run back to where it was saved."""
-
-    def part(prefix: str) -> dict[str, Tensor]:
-        return {name.removeprefix(prefix): t for name, t in saved.tensors.items() if name.startswith(prefix)}
-
-    run.model.load_state_dict(part("model/"))
-    state = run.optimizer.state_dict()
+    run.model.load_state_dict(part(saved.tensors, "model/"))
     slots: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in part("optimizer/").items():
+    for name, tensor in part(saved.tensors, "optimizer/").items():
         index, slot = name.split("/")
         slots.setdefault(int(index), {})[slot] = tensor
-    run.optimizer.load_state_dict({**state, "state": slots})
-    run.objective.load_algorithm_state(part("algorithm/"), run.device)
-    run.step = saved.values["step"]
-    run.best = -math.inf if saved.values["best"] is None else saved.values["best"]
-    torch.set_rng_state(saved.tensors["random/cpu"])
-    if "random/cuda" in saved.tensors and run.device.type == "cuda":
-        torch.cuda.set_rng_state(saved.tensors["random/cuda"], run.device)
+    run.optimizer.load_state_dict({**run.optimizer.state_dict(), "state": slots})
+    run.objective.load_algorithm_state(part(saved.tensors, "algorithm/"), run.device)
+    run.sums = {name: tensor.to(run.device) for name, tensor in part(saved.tensors, "sums/").items()}
+    values = saved.values
+    run.step, run.best = values["step"], -math.inf if values["best"] is None else values["best"]
+    run.evaluated = values.get("evaluated", run.step)
+    run.skipped, run.summed = values.get("skipped", 0), values.get("summed", 0)
     if run.average:
-        run.average.state = {name: tensor.to(run.device) for name, tensor in part("average/").items()}
-        run.average.steps = saved.values["average_steps"]
+        run.average.state = {name: tensor.to(run.device) for name, tensor in part(saved.tensors, "average/").items()}
+        run.average.steps = values["average_steps"]
+    set_random_state(part(saved.tensors, "random/"), run.device)
+
+
+def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors below a prefix, without it.
+
+    >>> part({"model/weight": torch.zeros(1), "random/cpu": torch.zeros(2)}, "model/")
+    {'weight': tensor([0.])}
+    """
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

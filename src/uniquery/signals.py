@@ -1,0 +1,67 @@
+"""Being asked to stop: the first signal is remembered until the work at hand is done, the second ends the process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopRequest:
+    """Whether anyone has asked to stop, and how; true once they have."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+    def receive(self, number: int, _: FrameType | None) -> None:
+        """Remembers the first signal; the second has its usual effect, at once."""
+        if self.signal is not None:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.signal = signal.Signals(number)
+
+    def obey(self) -> NoReturn:
+        """Ends as the signal would have, its exit code included: 130 for Ctrl-C, 143 for SIGTERM."""
+        if self.signal == signal.SIGTERM:
+            raise SystemExit(128 + signal.SIGTERM)
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """Catches SIGINT and SIGTERM inside the block; outside the main thread, where python forbids it, catches nothing.
+
+    >>> with stop_requests() as stop:
+    ...     os.kill(os.getpid(), signal.SIGTERM)
+    ...     stop.signal.name
+    'SIGTERM'
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before = {number: signal.signal(number, request.receive) for number in SIGNALS}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def outlive_first_signal(_worker: int = 0) -> None:
+    """For a data worker: a signal to the whole group of processes is the trainer's to answer.
+
+    Ctrl-C never ends a worker, and SIGTERM only the second time: a trainer that ends a worker which hangs sends more
+    than one.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))

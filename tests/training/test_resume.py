@@ -1,0 +1,315 @@
+"""A run that was killed, stopped, moved or damaged goes on as if nothing had happened."""
+
+import json
+import os
+import shutil
+import signal
+import time
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from killed_runs import ALGORITHM, arguments, children, leavings, start, train_to_the_end, train_with_kills, wait_for
+from small_runs import small_config
+from uniquery.errors import CheckpointError, ConfigError
+from uniquery.segmenters import build_segmenter
+from uniquery.signals import StopRequest, outlive_first_signal, stop_requests
+from uniquery.training import evaluating, loop
+from uniquery.training.config import load_config
+
+STEADY = ["train.accumulate=2", "train.log_every=4", "train.eval_every=5", "train.save_every=1", *ALGORITHM]
+
+
+class Killed(BaseException):
+    """Stands for a kill."""
+
+
+def dies_in_step(monkeypatch, config, step: int, resume=False) -> None:
+    """Trains until a step begins, and no further."""
+    real = loop._step
+
+    def dying(work, *rest):
+        if work.run.step + 1 == step:
+            raise Killed
+        real(work, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_step", dying)
+        with pytest.raises(Killed):
+            loop.train(config, resume=resume)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("algorithm", [[], ALGORITHM], ids=["base", "algorithm"])
+def test_a_resumed_run_is_bit_identical(scenes, tmp_path, monkeypatch, accumulate, algorithm):
+    changes = [f"train.accumulate={accumulate}", "train.steps=6", "model.max_queries=2", "train.log_every=4"]
+    whole = load_config(small_config(tmp_path, scenes), [*changes, *algorithm, "name=whole"])
+    loop.train(whole)
+    broken = load_config(small_config(tmp_path, scenes), [*changes, *algorithm, "name=broken"])
+    dies_in_step(monkeypatch, broken, 4)
+    loop.train(broken, resume=True)
+    assert leavings(broken.folder) == leavings(whole.folder)
+
+
+def test_a_run_without_averaged_weights_resumes_too(scenes, tmp_path, monkeypatch):
+    changes = ["train.ema=null", "train.steps=4", "optim.name=sgd", "querying.inter={capacity: 0}"]
+    whole = load_config(small_config(tmp_path, scenes), [*changes, "name=whole"])
+    loop.train(whole)
+    broken = load_config(small_config(tmp_path, scenes), [*changes, "name=broken"])
+    dies_in_step(monkeypatch, broken, 4)
+    loop.train(broken, resume="auto")
+    assert leavings(broken.folder) == leavings(whole.folder)
+
+
+@pytest.mark.parametrize(
+    ("kills", "steps"), [(3, 15), pytest.param(25, 100, marks=pytest.mark.slow)], ids=["3 kills", "25 kills"]
+)
+def test_kills_at_random_moments_change_nothing(scenes, tmp_path, kills, steps):
+    config, runs = small_config(tmp_path, scenes), tmp_path / "runs"
+    settings = [*STEADY, f"train.steps={steps}"]
+    train_to_the_end(config, *settings, "name=whole")
+    train_with_kills(config, runs / "killed", kills, *settings, "name=killed")
+    assert leavings(runs / "killed") == leavings(runs / "whole")
+
+
+def test_killed_after_the_first_best_model_and_before_the_first_checkpoint(scenes, tmp_path, monkeypatch):
+    changes = ["train.save_every=100", "train.steps=4"]
+    whole = load_config(small_config(tmp_path, scenes), [*changes, "name=whole"])
+    loop.train(whole)
+    broken = load_config(small_config(tmp_path, scenes), [*changes, "name=broken"])
+    dies_in_step(monkeypatch, broken, 3)
+    assert (broken.folder / "best").is_dir()
+    assert not (broken.folder / "last").exists()
+    other = load_config(small_config(tmp_path, scenes), [*changes, "name=broken", "optim.lr=0.5"])
+    with pytest.raises(ConfigError, match=r"optim\.lr"):
+        loop.train(other, resume="auto")
+    loop.train(broken, resume="auto")
+    assert leavings(broken.folder) == leavings(whole.folder)
+
+
+def test_how_often_is_saved_and_how_many_work_changes_nothing(scenes, tmp_path):
+    ends = []
+    for name, every, workers in (("a", 1, 0), ("b", 3, 2)):
+        changes = [f"name={name}", "train.steps=3", f"train.save_every={every}", f"data.workers={workers}", *ALGORITHM]
+        config = load_config(small_config(tmp_path, scenes), [*changes, "train.log_every=2"])
+        loop.train(config)
+        ends.append(leavings(config.folder))
+    assert ends[0] == ends[1]
+
+
+def test_an_evaluation_does_not_move_the_random_numbers_of_training(scenes, tmp_path):
+    states = []
+    for name, every in (("a", 1), ("b", 4)):
+        config = load_config(small_config(tmp_path, scenes), [f"name={name}", f"train.eval_every={every}"])
+        loop.train(config)
+        states.append(load_file(config.folder / "last" / "trainer.safetensors"))
+    assert torch.equal(states[0]["random/cpu"], states[1]["random/cpu"])
+
+
+class TestDamage:
+    @pytest.fixture
+    def finished(self, scenes, tmp_path):
+        config = load_config(small_config(tmp_path, scenes), ["train.steps=4", "train.save_every=2"])
+        loop.train(config)
+        return config
+
+    @pytest.mark.parametrize("name", ["model.safetensors", "trainer.safetensors", "trainer.json", "checksums.json"])
+    @pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
+    def test_a_damaged_last_falls_back_and_says_so(self, finished, name, damage, capsys):
+        before = leavings(finished.folder)
+        file = finished.folder / "last" / name
+        content = bytearray(file.read_bytes())
+        if damage == "gone":
+            file.unlink()
+        elif damage == "cut":
+            file.write_bytes(content[: len(content) // 2])
+        else:
+            content[len(content) // 2] ^= 1
+            file.write_bytes(content)
+        capsys.readouterr()
+        loop.train(finished, resume="auto", console=Console(width=1000))
+        out = capsys.readouterr().out
+        assert leavings(finished.folder) == before
+        if (name, damage) == ("checksums.json", "gone"):  # as in checkpoints of earlier versions
+            assert "after step 4" in out
+        else:
+            assert name in out or name == "checksums.json"
+            assert "is damaged" in out or "is missing" in out
+            assert f"Going on from {finished.folder / 'last.1'}, which is whole: step 2." in out
+            assert "after step 2" in out
+
+    def test_nothing_whole_is_no_reason_to_start_over(self, finished):
+        for name in ("last", "last.1"):
+            (finished.folder / name / "trainer.safetensors").write_bytes(b"123")
+        with pytest.raises(CheckpointError, match=r"No checkpoint of .* is whole.*last.*last\.1"):
+            loop.train(finished, resume="auto")
+
+    def test_a_lost_last_is_replaced_by_the_one_before(self, finished):
+        before = leavings(finished.folder)
+        shutil.rmtree(finished.folder / "last")
+        loop.train(finished, resume="auto")
+        assert leavings(finished.folder) == before
+
+
+class TestMoved:
+    def test_a_run_and_its_data_may_move(self, scenes, tmp_path, monkeypatch):
+        whole = load_config(small_config(tmp_path, scenes), ["name=whole"])
+        loop.train(whole)
+        config = load_config(small_config(tmp_path, scenes), [])
+        dies_in_step(monkeypatch, config, 3)
+        shutil.move(tmp_path / "runs", tmp_path / "elsewhere")
+        shutil.copytree(scenes.annotations("train").parents[1], tmp_path / "data")
+        moved = [
+            (f"data.{split}.{key}", str(tmp_path / "data" / path.relative_to(scenes.annotations("train").parents[1])))
+            for split in ("train", "val")
+            for key, path in (("annotations", scenes.annotations(split)), ("images", scenes.images(split)))
+        ]
+        again = load_config(small_config(tmp_path, scenes), [("output", str(tmp_path / "elsewhere")), *moved])
+        loop.train(again, resume=True)
+        assert leavings(again.folder) == leavings(tmp_path / "elsewhere" / "whole")
+        assert str(tmp_path / "data") in (again.folder / "config.yaml").read_text()
+
+    @pytest.mark.parametrize("split", ["train", "val"])
+    def test_other_data_is_refused(self, scenes, tmp_path, split):
+        config = load_config(small_config(tmp_path, scenes), ["train.steps=2"])
+        loop.train(config)
+        raw = json.loads(scenes.annotations(split).read_text())
+        del raw["annotations"][0]
+        (tmp_path / "other.json").write_text(json.dumps(raw))
+        changes = ["train.steps=2", (f"data.{split}.annotations", str(tmp_path / "other.json"))]
+        with pytest.raises(CheckpointError, match=f"data.{split} are not those"):
+            loop.train(load_config(small_config(tmp_path, scenes), changes), resume=True)
+
+
+class TestSignals:
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_a_signal_saves_and_the_run_goes_on_from_there(self, scenes, tmp_path, number, code, workers):
+        config = small_config(tmp_path, scenes)
+        settings = ["train.steps=400", "train.save_every=1000", "train.eval_every=1000", f"data.workers={workers}"]
+        output = tmp_path / "out.txt"
+        process = start(arguments(config, *settings), output)
+        wait_for(lambda: "step 3/" in output.read_text(), output)
+        os.kill(process.pid, number)
+        process.join(30)
+        said = " ".join(output.read_text().split())
+        assert process.exitcode == code, said
+        step = json.loads((tmp_path / "runs" / "small" / "last" / "trainer.json").read_text())["step"]
+        assert step >= 3
+        name = "SIGTERM" if number == signal.SIGTERM else "Ctrl-C"
+        assert f"Stopped by {name} at step {step} of 400" in said
+        assert "--resume auto" in said
+        assert "Traceback" not in said
+
+    def test_a_signal_to_all_processes_does_not_end_the_data_workers_first(self, scenes, tmp_path):
+        config = small_config(tmp_path, scenes)
+        settings = ["train.steps=400", "train.accumulate=3", "train.save_every=1000", "train.eval_every=1000"]
+        output = tmp_path / "out.txt"
+        process = start(arguments(config, *settings, "data.workers=2"), output)
+        wait_for(lambda: "step 2/" in output.read_text(), output)
+        workers = [int(pid) for pid in children(process.pid)]
+        assert len(workers) == 2
+        for pid in (*workers, process.pid):
+            os.kill(pid, signal.SIGTERM)
+        process.join(30)
+        assert process.exitcode == 143, output.read_text()
+        assert "Traceback" not in output.read_text()
+        assert (tmp_path / "runs" / "small" / "last").is_dir()
+
+    def test_an_interrupted_step_or_evaluation_changes_nothing(self, scenes, tmp_path, monkeypatch):
+        changes = ["train.steps=4", "train.save_every=100", "train.log_every=3"]
+        whole = load_config(small_config(tmp_path, scenes), [*changes, "name=whole"])
+        loop.train(whole)
+        broken = load_config(small_config(tmp_path, scenes), [*changes, "name=broken"])
+        real_step, real_predict = loop._step, evaluating.predict_data
+
+        def signalled_step(work, *rest):
+            real_step(work, *rest)
+            if work.run.step == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        def signalled_predict(*arguments, **more):
+            for n, result in enumerate(real_predict(*arguments, **more)):
+                if n == 1:
+                    os.kill(os.getpid(), signal.SIGINT)
+                yield result
+
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "_step", signalled_step)
+            with pytest.raises(SystemExit, match="143"):
+                loop.train(broken)
+        for _ in range(2):  # at step 2, and again when it goes on with the evaluation
+            with monkeypatch.context() as patch:
+                patch.setattr(evaluating, "predict_data", signalled_predict)
+                with pytest.raises(KeyboardInterrupt):
+                    loop.train(broken, resume=True)
+            values = json.loads((broken.folder / "last" / "trainer.json").read_text())
+            assert (values["step"], values["evaluated"]) == (2, 0)
+        loop.train(broken, resume=True)
+        assert leavings(broken.folder) == leavings(whole.folder)
+
+    def test_the_second_signal_ends_at_once(self, monkeypatch):
+        done = []
+        monkeypatch.setattr("uniquery.signals.signal.signal", lambda *a: done.append(a))
+        monkeypatch.setattr("uniquery.signals.os.kill", lambda *a: done.append(a))
+        request = StopRequest()
+        request.receive(signal.SIGINT, None)
+        assert request
+        assert not done
+        request.receive(signal.SIGTERM, None)
+        assert done == [(signal.SIGTERM, signal.SIG_DFL), (os.getpid(), signal.SIGTERM)]
+
+    def test_handlers_are_put_back(self):
+        before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        with stop_requests():
+            assert signal.getsignal(signal.SIGINT) is not before[0]
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+    def test_a_worker_answers_the_second_term_signal(self):
+        child = os.fork()
+        if child == 0:
+            outlive_first_signal()
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+
+
+def test_resume_notices_that_a_part_was_switched_off(scenes, tmp_path):
+    with_parts = load_config(small_config(tmp_path, scenes), [*ALGORITHM, "train.steps=2"])
+    loop.train(with_parts)
+    without = load_config(small_config(tmp_path, scenes), ["train.steps=2"])
+    with pytest.raises(ConfigError, match=r"querying\.inter"):
+        loop.train(without, resume=True)
+
+
+def test_resume_needs_no_pretrained_weights(scenes, tmp_path, monkeypatch):
+    config = load_config(small_config(tmp_path, scenes), ["train.steps=2"])
+    loop.train(config)
+    asked = []
+    monkeypatch.setattr(
+        "uniquery.training.run.build_segmenter",
+        lambda *a, pretrained, **k: asked.append(pretrained) or build_segmenter(*a, pretrained=pretrained, **k),
+    )
+    loop.train(config, resume=True)
+    assert asked == [False]
+
+
+def test_resume_with_other_classes(scenes, tmp_path):
+    config = load_config(small_config(tmp_path, scenes), ["train.steps=2"])
+    loop.train(config)
+    for split in ("train", "val"):
+        raw = json.loads(scenes.annotations(split).read_text())
+        raw["categories"][0]["name"] = "zebra"
+        (tmp_path / f"{split}.json").write_text(json.dumps(raw))
+    other = load_config(
+        small_config(tmp_path, scenes),
+        ["train.steps=2", *(("data." + s + ".annotations", str(tmp_path / f"{s}.json")) for s in ("train", "val"))],
+    )
+    with pytest.raises(CheckpointError, match="zebra"):
+        loop.train(other, resume=True)

@@ -1,10 +1,13 @@
 """What a loss needs to know of other processes. Without a process group, a process is alone."""
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 def process_count() -> int:
@@ -28,6 +31,30 @@ def mean_over_processes(value: Tensor) -> Tensor:
         dist.all_reduce(value)
         value /= dist.get_world_size()
     return value
+
+
+def any_process(flag: bool, device: torch.device) -> bool:
+    """Whether the flag is set in any process; all get the same answer."""
+    if not _together():
+        return flag
+    flags = torch.tensor(float(flag), device=device)
+    dist.all_reduce(flags, dist.ReduceOp.MAX)
+    return bool(flags)
+
+
+def gather_lists(items: list[T]) -> list[T]:
+    """The items of all processes in the first one, in the order of their ranks; the others get none."""
+    if not _together():
+        return items
+    lists: list[list[T] | None] | None = [None] * process_count() if process_rank() == 0 else None
+    dist.gather_object(items, lists)
+    return [item for part in lists or [] for item in part or []]
+
+
+def wait_for_all() -> None:
+    """Returns when every process has come here."""
+    if _together():
+        dist.barrier()
 
 
 def normaliser(count: Tensor) -> Tensor:

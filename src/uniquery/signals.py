@@ -29,6 +29,10 @@ class StopRequest:
             os.kill(os.getpid(), number)
         self.signal = signal.Signals(number)
 
+    def join(self) -> None:
+        """Takes part in a stop that another process was asked for."""
+        self.signal = self.signal or signal.SIGTERM
+
     def obey(self) -> NoReturn:
         """Ends as the signal would have, its exit code included: 130 for Ctrl-C, 143 for SIGTERM."""
         if self.signal == signal.SIGTERM:

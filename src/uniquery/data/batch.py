@@ -68,15 +68,20 @@ class TrainingItems(Dataset["Item | DataError"]):
 
 
 class EvaluationItems(Dataset["Item | DataError"]):
-    """Each image once, resized to the test size, without masks: ground truth is read from the annotations."""
+    """Each image once, resized to the test size, without masks: ground truth is read from the annotations.
 
-    def __init__(self, data: CocoData, short: int, longest: int) -> None:
+    Of several parts, one holds every so many-th image.
+    """
+
+    def __init__(self, data: CocoData, short: int, longest: int, part: int = 0, parts: int = 1) -> None:
         self.data, self.short, self.longest = data, short, longest
+        self.indices = range(part, len(data), parts)
 
     def __len__(self) -> int:
-        return len(self.data)
+        return len(self.indices)
 
-    def __getitem__(self, index: int) -> Item | DataError:
+    def __getitem__(self, position: int) -> Item | DataError:
+        index = self.indices[position]
         try:
             image = self.data.read(index)
         except DataError as error:

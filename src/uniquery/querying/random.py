@@ -20,9 +20,13 @@ def keyed_generator(*key: int, device: torch.device | str = "cpu") -> torch.Gene
     >>> float(torch.rand((), generator=keyed_generator(0, 7))) == float(torch.rand((), generator=keyed_generator(0, 7)))
     True
     """
-    words = [part % 2**64 for part in key]  # ids may be negative
-    (seed,) = np.random.SeedSequence(words).generate_state(1, np.uint64)
-    return torch.Generator(device).manual_seed(int(seed) % 2**63)
+    return torch.Generator(device).manual_seed(keyed_seed(*key))
+
+
+def keyed_seed(*key: int) -> int:
+    """A seed for one purpose; keys may be negative, as ids are."""
+    (seed,) = np.random.SeedSequence([part % 2**64 for part in key]).generate_state(1, np.uint64)
+    return int(seed) % 2**63
 
 
 def of_each_image(generator: Generators, images: int) -> Sequence[torch.Generator | None]:

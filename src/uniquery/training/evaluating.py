@@ -17,6 +17,7 @@ from uniquery.data.coco import CocoData
 from uniquery.evaluation import Metrics, evaluate
 from uniquery.evaluation.inference import Progress, category_ids_by_name, coco_results, predict_data
 from uniquery.files import write_atomically
+from uniquery.parallel import gather_lists, process_count, process_rank
 from uniquery.querying.contract import Segmenter
 from uniquery.training.checkpoint import ModelCard, save_checkpoint
 from uniquery.training.config import Config
@@ -31,10 +32,17 @@ def evaluation_is_due(run: Run) -> bool:
 
 
 def evaluate_run(run: Run, val: CocoData, folder: Path, log: MetricsLog, console: Console, progress: Progress) -> None:
-    """Scores the weights that count, and keeps them if none before were better."""
+    """Scores the weights that count, and keeps them if none before were better.
+
+    Each process predicts its part of the images; the first scores all.
+    """
     began = time.perf_counter()
     with _evaluated_weights(run):
-        metrics, results = evaluate_model(run.model, run.card, val, run.config, progress)
+        results = gather_lists(predict_part(run.model, run.card, val, run.config, progress))
+    run.evaluated = run.step
+    if process_rank():
+        return
+    metrics = score(val, results, run.config)
     log.write(
         "eval",
         run.step,
@@ -53,7 +61,6 @@ def evaluate_run(run: Run, val: CocoData, folder: Path, log: MetricsLog, console
         run.best = -math.inf if ap is None else ap
         save_checkpoint(folder / "best", run.evaluated_state(), run.card)
         write_atomically(folder / "predictions.json", json.dumps(results))
-    run.evaluated = run.step
 
 
 @contextmanager
@@ -70,18 +77,17 @@ def _evaluated_weights(run: Run) -> Iterator[None]:
         run.model.load_state_dict(training)
 
 
-def evaluate_model(
+def predict_part(
     model: Segmenter[Any, Any, Any], card: ModelCard, val: CocoData, config: Config, progress: Progress
-) -> tuple[Metrics, list[dict[str, Any]]]:
-    """COCO metrics of a model on a data set, and the results behind them."""
+) -> list[dict[str, Any]]:
+    """COCO results of a model on this process's part of a data set: every image is in one part."""
     size = config.data.test_size
-    items = EvaluationItems(val, size.short, size.longest)
+    items = EvaluationItems(val, size.short, size.longest, process_rank(), process_count())
     ids = category_ids_by_name([c.name for c in card.categories], val)
     predictions = predict_data(
         model, items, batch_size=config.eval.batch_size, workers=config.data.workers, progress=progress
     )
-    results = [r for image_id, (instances,) in predictions for r in coco_results(image_id, instances, ids)]
-    return score(val, results, config), results
+    return [r for image_id, (instances,) in predictions for r in coco_results(image_id, instances, ids)]
 
 
 def score(val: CocoData, results: list[dict[str, Any]], config: Config) -> Metrics:

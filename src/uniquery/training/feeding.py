@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from uniquery.data.batch import Batch, EndlessBatches, TrainingItems, collate, raise_errors
 from uniquery.data.coco import CocoData
 from uniquery.errors import CheckpointError, ConfigError, UserError
+from uniquery.parallel import process_count, process_rank
 from uniquery.signals import outlive_first_signal
 from uniquery.training.config import Config
 from uniquery.training.run import Run
@@ -76,6 +77,8 @@ def training_batches(
         run.config.seed,
         first_step=first * settings.accumulate,
         last_step=last * settings.accumulate,
+        rank=process_rank(),
+        ranks=process_count(),
     )
     loader: DataLoader[Any] = DataLoader(
         TrainingItems(data, run.config.data.augment, run.config.seed),

@@ -15,8 +15,9 @@ from uniquery import __version__
 from uniquery.data.coco import CocoData
 from uniquery.errors import ConfigError, UserError
 from uniquery.files import make_folder, write_atomically
+from uniquery.parallel import process_count
 from uniquery.training.config import Config, flat, parse_config, read_yaml, to_yaml
-from uniquery.training.run import Run, choose_device
+from uniquery.training.run import Run, choose_device, images_per_step
 from uniquery.training.saving import has_checkpoint
 
 Resume = bool | Literal["auto"]
@@ -29,6 +30,8 @@ MAY_DIFFER_ON_RESUME = (
     "data.train.images",
     "data.val.annotations",
     "data.val.images",
+    "train.batch_size",  # their product with the number of processes is checked when the checkpoint is read
+    "train.accumulate",
     "train.log_every",
     "train.save_every",
     "train.save_minutes",
@@ -93,6 +96,7 @@ def environment(config: Config) -> dict[str, Any]:
         "platform": platform.platform(),
         "device": str(choose_device(config.train.device)),
         "threads": torch.get_num_threads(),
+        "processes": process_count(),
         "seed": config.seed,
         "command": " ".join(sys.argv),
     }
@@ -101,7 +105,7 @@ def environment(config: Config) -> dict[str, Any]:
 def introduce(run: Run, data: CocoData, val: CocoData | None, console: Console) -> None:
     """Says what is about to happen, and what looks wrong."""
     settings = run.config.train
-    effective = settings.batch_size * settings.accumulate
+    images = images_per_step(run.config)
     trainable = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
     total = sum(p.numel() for p in run.model.parameters())
     console.print(
@@ -114,8 +118,8 @@ def introduce(run: Run, data: CocoData, val: CocoData | None, console: Console) 
     )
     lr = max(group["initial_lr"] for group in run.optimizer.param_groups)
     console.print(
-        f"{run.steps} steps of {settings.batch_size} × {settings.accumulate} = {effective} images "
-        f"({run.steps * effective / len(data):.1f} epochs), lr {lr:.3g}"
+        f"{run.steps} steps of {settings.batch_size} × {settings.accumulate}{_processes()} = {images} images "
+        f"({run.steps * images / len(data):.1f} epochs), lr {lr:.3g}"
     )
     for step in run.config.data.augment:
         console.print(f"  augment {step!r}")
@@ -124,6 +128,10 @@ def introduce(run: Run, data: CocoData, val: CocoData | None, console: Console) 
     if len(data.warnings) > 3:
         console.print(f"[yellow]warning:[/] {len(data.warnings) - 3} more: uniquery data check")
     _warn_of_crowds(run.config, data, console)
+
+
+def _processes() -> str:
+    return f" × {process_count()} processes" if process_count() > 1 else ""
 
 
 def _warn_of_crowds(config: Config, data: CocoData, console: Console) -> None:

@@ -11,15 +11,14 @@ from uniquery.data.coco import CocoData
 from uniquery.errors import UserError
 from uniquery.training.feeding import training_batches
 from uniquery.training.replay import as_number, keep_step, python_line
-from uniquery.training.run import Run, random_state, set_random_state
+from uniquery.training.run import Run
 from uniquery.training.step import Gradients
 
 
 class StepGuard:
     """Remembers what the forwards of a step change, so that a step can be taken back before its update.
 
-    That is the random generators, the statistics of normalisation layers, and the memory's new pixels; weights change
-    in the update only.
+    That is the statistics of normalisation layers and the memory's new pixels; weights change in the update only.
 
     Args:
         run: whose steps are guarded.
@@ -34,7 +33,6 @@ class StepGuard:
     @torch.no_grad()
     def begin(self) -> None:
         """The state now is the one to go back to."""
-        self._random = random_state(self.run.device)
         self._forwards = self.run.objective.steps
         self.run.objective.memory.mark()
         _copy(self._buffers, self._copies)
@@ -42,7 +40,6 @@ class StepGuard:
     @torch.no_grad()
     def take_back(self) -> None:
         """Back to the state at the last `begin`."""
-        set_random_state(self._random, self.run.device)
         self.run.objective.steps = self._forwards
         self.run.objective.memory.take_back()
         _copy(self._copies, self._buffers)

@@ -109,6 +109,22 @@ class MetricsLog:
             self._board.close()
 
 
+class SilentLog(MetricsLog):
+    """Writes nothing: the log of all processes but the first."""
+
+    def __init__(self) -> None:
+        pass
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """Nothing."""
+
+    def sync(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
 def _scalars(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
     for key, value in values.items():
         if isinstance(value, dict):

@@ -23,6 +23,7 @@ from rich.progress import (
 from uniquery.data.batch import Batch
 from uniquery.data.coco import CocoData
 from uniquery.errors import CheckpointError
+from uniquery.parallel import any_process, process_count, process_rank, wait_for_all
 from uniquery.signals import StopRequest, stop_requests
 from uniquery.training.checkpoint import check_classes_unchanged, init_from
 from uniquery.training.config import Config
@@ -36,10 +37,11 @@ from uniquery.training.feeding import (
 )
 from uniquery.training.folder import Resume, goes_on, introduce, open_folder
 from uniquery.training.guard import StepGuard, astray_line, describe, stop_astray
-from uniquery.training.log import MetricsLog, PhaseClock
+from uniquery.training.log import MetricsLog, PhaseClock, SilentLog
 from uniquery.training.optim import AveragedWeights
 from uniquery.training.out_of_memory import memory_explained
-from uniquery.training.run import Run, build_run, restore
+from uniquery.training.processes import joined_processes
+from uniquery.training.run import Run, build_run, choose_device, images_per_step, restore
 from uniquery.training.saving import Saver, load_last
 from uniquery.training.step import Gradients, gradients, update
 
@@ -59,8 +61,13 @@ def train(config: Config, *, resume: Resume = False, console: Console | None = N
         KeyboardInterrupt: SIGINT came, and the run is saved.
         SystemExit: SIGTERM came, and the run is saved.
     """
-    console = console or Console()
+    with joined_processes(choose_device(config.train.device)):
+        return _train(config, resume, Console(quiet=True) if process_rank() else console or Console())
+
+
+def _train(config: Config, resume: Resume, console: Console) -> Path:
     is_resumed = goes_on(config, resume)
+    wait_for_all()  # none makes the folder before all have looked at it
     torch.manual_seed(config.seed)
     data, val = load_splits(config)
     run = build_run(config, data, pretrained=not is_resumed)
@@ -70,15 +77,23 @@ def train(config: Config, *, resume: Resume = False, console: Console | None = N
     elif config.train.init_from:
         console.print(f"init_from {config.train.init_from}: {init_from(run.model, config.train.init_from)}")
         run.average = AveragedWeights(run.model, config.train.ema) if config.train.ema else None
-    open_folder(config, is_new=not is_resumed)
-    introduce(run, data, val, console)
-    log = MetricsLog(config.folder, tensorboard=config.train.tensorboard, keep_until=run.step)
+    if process_rank() == 0:
+        open_folder(config, is_new=not is_resumed)
+        introduce(run, data, val, console)
+    log = _open_log(run)
     try:
         with _progress(console) as progress, stop_requests() as stop:
             _fit(Work(run, data, val, log, PhaseClock(run.device), stop, console, progress))
     finally:
         log.close()
     return config.folder
+
+
+def _open_log(run: Run) -> MetricsLog:
+    """The first process writes the log."""
+    if process_rank():
+        return SilentLog()
+    return MetricsLog(run.config.folder, tensorboard=run.config.train.tensorboard, keep_until=run.step)
 
 
 def _go_on(run: Run, data: CocoData, console: Console) -> None:
@@ -129,12 +144,19 @@ def _take_steps(work: Work, batches: Iterator[Batch]) -> None:
     while True:
         if work.val is not None and evaluation_is_due(run):
             _evaluate(work, work.val)
-        is_over = run.step == run.steps or bool(work.stop)  # asked once: a signal may come at any moment
-        if is_over or saver.is_due():
+        is_over = run.step == run.steps or _is_stopped(work)  # asked once: a signal may come at any moment
+        if process_rank() == 0 and (is_over or saver.is_due()):
             saver.save()
         if is_over:
             return
         _step(work, guard, batches, task)
+
+
+def _is_stopped(work: Work) -> bool:
+    """Whether a process was asked to stop: all stop after the same step."""
+    if any_process(bool(work.stop), work.run.device):
+        work.stop.join()
+    return bool(work.stop)
 
 
 def _step(work: Work, guard: StepGuard, batches: Iterator[Batch], task: TaskID) -> None:
@@ -162,7 +184,7 @@ def _leave_out(work: Work, found: Gradients) -> None:
     """Goes on after a step that was taken back, as long as the settings allow."""
     run = work.run
     if run.skipped >= run.config.train.skip_nonfinite:
-        raise stop_astray(run, work.data, found, work.folder / "astray")
+        raise stop_astray(run, work.data, found, work.folder / _own_name("astray"))
     run.skipped += 1
     run.step += 1
     work.log.write("skipped", run.step, **astray_line(found))
@@ -170,6 +192,11 @@ def _leave_out(work: Work, found: Gradients) -> None:
         f"[yellow]warning:[/] left out {describe(run.step, found)} "
         f"({run.skipped} of {run.config.train.skip_nonfinite} that train.skip_nonfinite allows)"
     )
+
+
+def _own_name(name: str) -> str:
+    """A name in the run's folder that no other process uses."""
+    return f"{name}-{process_rank()}" if process_rank() else name
 
 
 def _log(work: Work, found: Gradients, task: TaskID) -> None:
@@ -181,7 +208,7 @@ def _log(work: Work, found: Gradients, task: TaskID) -> None:
     seconds = clock.take()
     watched = run.objective.watch()
     extra = {"querying": watched} if watched else {}
-    seen = run.step * run.config.train.batch_size * run.config.train.accumulate
+    seen = run.step * images_per_step(run.config)
     gradient = found.norm.item()
     work.log.write("train", run.step, images=seen, losses=losses, lr=lr, grad_norm=gradient, seconds=seconds, **extra)
     total = sum(losses.values())
@@ -201,7 +228,7 @@ def _evaluate(work: Work, val: CocoData) -> None:
 
     def progress(done: int, _: int) -> None:
         work.progress.update(task, completed=done)
-        if work.stop:
+        if work.stop and process_count() == 1:  # others would wait for this one's part
             raise _CutShortError
 
     work.clock.phase = "eval"

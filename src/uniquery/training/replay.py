@@ -18,14 +18,15 @@ from torch import Tensor
 from uniquery.data.batch import Batch
 from uniquery.errors import CheckpointError
 from uniquery.files import folder_replaced, recover_folder
+from uniquery.parallel import process_rank
 from uniquery.querying import UniqueQuerying
 from uniquery.structures import Images, Targets
 from uniquery.training.checkpoint import MODEL_FILE, load_model
 from uniquery.training.config import Config, parse_config, read_yaml, to_yaml
 from uniquery.training.log import PhaseClock
-from uniquery.training.run import Run, part, random_state, set_random_state
+from uniquery.training.run import Run, part
 from uniquery.training.sealed import TensorFile, read_tensors, read_values, write_sealed
-from uniquery.training.step import Gradients, forward_and_backward, gradient_norm
+from uniquery.training.step import Gradients, forward_and_backward, gradient_norm, seed_step
 
 BATCH_FILE, STATE_FILE, STEP_FILE, CONFIG_FILE = "batch.safetensors", "state.safetensors", "step.json", "config.yaml"
 _FIELDS = ("labels", "boxes", "masks", "valid", "things")
@@ -69,10 +70,10 @@ def keep_step(folder: Path, run: Run, batches: Sequence[Batch], found: Gradients
     Raises:
         UserError: the system refuses.
     """
-    state = {f"random/{name}": tensor for name, tensor in random_state(run.device).items()}
-    state |= {f"algorithm/{name}": tensor for name, tensor in run.objective.algorithm_state().items()}
+    state = {f"algorithm/{name}": tensor for name, tensor in run.objective.algorithm_state().items()}
     values = {
         "step": run.step + 1,
+        "process": process_rank(),
         "losses": {name: as_number(loss.item()) for name, loss in found.losses.items()},
         "gradient_norm": as_number(found.norm.item()),
         "forwards": [_batch_values(batch) for batch in batches],
@@ -114,7 +115,7 @@ def replay(folder: str | Path, device: torch.device | str = "cpu") -> Replayed:
     model, _ = load_model(folder / MODEL_FILE, device)
     objective = config.querying.build(model, config.seed).train()
     objective.load_algorithm_state(part(state, "algorithm/"), device)
-    set_random_state(part(state, "random/"), device)
+    seed_step(config, values["step"] - 1, values["process"])
     totals: dict[str, Tensor] = {}
     for batch in batches:
         losses = forward_and_backward(objective, batch.to(device), config, PhaseClock(device))

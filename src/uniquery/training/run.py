@@ -8,17 +8,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from uniquery.data.coco import CocoData
-from uniquery.errors import ConfigError
+from uniquery.errors import CheckpointError, ConfigError
+from uniquery.parallel import process_count
 from uniquery.querying import UniqueQuerying
 from uniquery.querying.contract import Segmenter
 from uniquery.segmenters import build_segmenter
 from uniquery.training.checkpoint import ModelCard, TrainerState
 from uniquery.training.config import Config
 from uniquery.training.optim import AveragedWeights, build_optimizer
+from uniquery.training.processes import averaging, local_rank
 
 
 @dataclass
@@ -30,6 +32,7 @@ class Run:
         card: what the model says of itself.
         model: what is trained.
         objective: around it.
+        parallel: the objective, with gradients averaged over processes if there are several.
         optimizer: of its parameters.
         average: of its weights, if asked for.
         steps: how many are to be taken.
@@ -47,6 +50,7 @@ class Run:
     card: ModelCard
     model: Segmenter[Any, Any, Any]
     objective: UniqueQuerying
+    parallel: nn.Module
     optimizer: Optimizer
     average: AveragedWeights | None
     steps: int
@@ -71,7 +75,7 @@ def choose_device(name: str) -> torch.device:
             return torch.empty(0, device=name).device
         except (RuntimeError, AssertionError) as error:
             raise ConfigError(f"train.device '{name}' is not usable here: {str(error).splitlines()[0]}") from None
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(f"cuda:{local_rank()}" if torch.cuda.is_available() else "cpu")
 
 
 def build_run(config: Config, data: CocoData, *, pretrained: bool = True) -> Run:
@@ -80,31 +84,22 @@ def build_run(config: Config, data: CocoData, *, pretrained: bool = True) -> Run
     device = choose_device(settings.device)
     card = ModelCard(config.model, config.backbone, tuple(data.categories), config.data.test_size)
     model = build_segmenter(config.model, config.backbone, len(data.categories), pretrained=pretrained).to(device)
-    effective = settings.batch_size * settings.accumulate
-    steps = settings.steps or max(1, round((settings.epochs or 0) * len(data) / effective))
-    optimizer = build_optimizer(model, config.optim, effective)
+    images = images_per_step(config)
+    steps = settings.steps or max(1, round((settings.epochs or 0) * len(data) / images))
+    optimizer = build_optimizer(model, config.optim, images)
     average = AveragedWeights(model, settings.ema) if settings.ema else None
-    return Run(config, card, model, config.querying.build(model, config.seed), optimizer, average, steps, device)
+    objective = config.querying.build(model, config.seed)
+    return Run(config, card, model, objective, averaging(objective), optimizer, average, steps, device)
 
 
-def random_state(device: torch.device) -> dict[str, Tensor]:
-    """The generators that the forwards of training draw from."""
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
-    """The inverse."""
-    torch.set_rng_state(state["cpu"])
-    if "cuda" in state and device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"], device)
+def images_per_step(config: Config) -> int:
+    """How many images are forwarded in one optimiser step, over all processes."""
+    return config.train.batch_size * config.train.accumulate * process_count()
 
 
 def trainer_state(run: Run) -> TrainerState:
     """Everything that a resumed run needs, but for the weights that the model file holds."""
-    tensors = {f"random/{name}": tensor for name, tensor in random_state(run.device).items()}
+    tensors: dict[str, Tensor] = {}
     for index, slots in run.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{index}/{slot}": v for slot, v in slots.items() if isinstance(v, Tensor)}
     tensors |= {f"algorithm/{name}": tensor for name, tensor in run.objective.algorithm_state().items()}
@@ -116,6 +111,7 @@ def trainer_state(run: Run) -> TrainerState:
         "skipped": run.skipped,
         "summed": run.summed,
         "data": run.data,
+        "images_per_step": images_per_step(run.config),
     }
     if run.average:
         tensors |= {f"model/{name}": tensor for name, tensor in run.model.state_dict().items()}
@@ -124,7 +120,17 @@ def trainer_state(run: Run) -> TrainerState:
 
 
 def restore(run: Run, saved: TrainerState) -> None:
-    """Puts a run back to where it was saved."""
+    """Puts a run back to where it was saved.
+
+    Raises:
+        CheckpointError: its steps are of another size, so that it would see other images.
+    """
+    before, now = saved.values.get("images_per_step"), images_per_step(run.config)
+    if before not in (None, now):
+        raise CheckpointError(
+            f"The run was saved with {before} images per step and now has {now}: keep the product of train.batch_size, "
+            "train.accumulate and the number of processes."
+        )
     run.model.load_state_dict(part(saved.tensors, "model/"))
     slots: dict[int, dict[str, Tensor]] = {}
     for name, tensor in part(saved.tensors, "optimizer/").items():
@@ -140,13 +146,12 @@ def restore(run: Run, saved: TrainerState) -> None:
     if run.average:
         run.average.state = {name: tensor.to(run.device) for name, tensor in part(saved.tensors, "average/").items()}
         run.average.steps = values["average_steps"]
-    set_random_state(part(saved.tensors, "random/"), run.device)
 
 
 def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors below a prefix, without it.
 
-    >>> part({"model/weight": torch.zeros(1), "random/cpu": torch.zeros(2)}, "model/")
+    >>> part({"model/weight": torch.zeros(1), "sums/loss_mask": torch.zeros(2)}, "model/")
     {'weight': tensor([0.])}
     """
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from uniquery.data.batch import Batch
-from uniquery.querying import UniqueQuerying
+from uniquery.parallel import mean_over_processes, process_rank
+from uniquery.querying.random import keyed_seed
 from uniquery.training.config import Config
 from uniquery.training.log import PhaseClock
 from uniquery.training.optim import lr_factor, set_learning_rate
 from uniquery.training.out_of_memory import memory_explained
+from uniquery.training.processes import unaveraged
 from uniquery.training.run import Run
 
 
@@ -23,9 +26,9 @@ class Gradients:
     """What the forwards of a step gave, beside the gradients themselves.
 
     Attributes:
-        losses: mean of each term over the forwards.
+        losses: mean of each term over the forwards of all processes.
         norm: of all gradients together, before clipping.
-        images: ids of the images that were seen.
+        images: ids of the images that this process saw.
     """
 
     losses: dict[str, Tensor]
@@ -43,21 +46,30 @@ def gradients(run: Run, batches: Iterator[Batch], clock: PhaseClock) -> Gradient
     images: list[int] = []
     run.objective.train()
     run.optimizer.zero_grad(set_to_none=True)
-    for _ in range(run.config.train.accumulate):
+    seed_step(run.config, run.step, process_rank())
+    for i in range(run.config.train.accumulate):
         with clock("data"):
             batch = next(batches)
-        with memory_explained(run.config, run.step, clock, batch):
+        is_last = i == run.config.train.accumulate - 1
+        with (
+            memory_explained(run.config, run.step, clock, batch),
+            nullcontext() if is_last else unaveraged(run.parallel),
+        ):
             batch = batch.to(run.device)
             images += [t.image_id for t in batch.targets]
-            for name, loss in forward_and_backward(run.objective, batch, run.config, clock).items():
+            for name, loss in forward_and_backward(run.parallel, batch, run.config, clock).items():
                 totals[name] = totals.get(name, 0) + loss / run.config.train.accumulate
     with clock("step"):
-        return Gradients(totals, gradient_norm(run.objective), images)
+        means = mean_over_processes(torch.stack(list(totals.values())))
+        return Gradients(dict(zip(totals, means, strict=True)), gradient_norm(run.objective), images)
 
 
-def forward_and_backward(
-    objective: UniqueQuerying, batch: Batch, config: Config, clock: PhaseClock
-) -> dict[str, Tensor]:
+def seed_step(config: Config, step: int, process: int) -> None:
+    """What a step draws depends on the seed, the step and the process: nothing of it needs to be saved."""
+    torch.manual_seed(keyed_seed(config.seed, step, process))
+
+
+def forward_and_backward(objective: nn.Module, batch: Batch, config: Config, clock: PhaseClock) -> dict[str, Tensor]:
     """The losses of a batch, detached, after their gradients were added to those already there."""
     device = batch.images.pixels.device.type
     with torch.autocast(device, torch.bfloat16, enabled=config.train.precision == "bfloat16"):
@@ -67,7 +79,7 @@ def forward_and_backward(
     return {name: loss.detach() for name, loss in losses.items()}
 
 
-def gradient_norm(objective: UniqueQuerying) -> Tensor:
+def gradient_norm(objective: nn.Module) -> Tensor:
     """The norm of all gradients together."""
     return get_total_norm([p.grad for p in objective.parameters() if p.grad is not None])
 

@@ -1,0 +1,153 @@
+"""Runs in two processes, as torchrun starts them, against one process on as many images."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from killed_runs import children
+from small_runs import small_config, small_scenes
+
+pytestmark = pytest.mark.distributed
+
+# Crops of one size, as padding to the largest of a batch would differ; enough instances for every process.
+SETTINGS = [
+    "data.augment=[{op: flip, p: 0.5}, {op: scale_jitter, range: [1.0, 1.3], size: 64}]",
+    "querying.inter={capacity: 5000, sampling: {count: 5}, negatives_per_step: 200}",
+    "querying.equivariance={}",
+    "optim={name: sgd, lr: 0.01}",
+    "train.ema=null",
+    "train.steps=20",
+    "train.eval_every=10",
+    "train.save_every=5",
+]
+
+
+def command(config: Path, processes: int, *settings: str, options: tuple[str, ...] = ()) -> list[str]:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), *options]
+    sets = [part for setting in (*SETTINGS, *settings) for part in ("--set", setting)]
+    return [sys.executable, *(launcher if processes > 1 else []), "-m", "uniquery", "train", str(config), *sets]
+
+
+def run(config: Path, processes: int, *settings: str, arguments: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    whole = [*command(config, processes, *settings), *arguments]
+    return subprocess.run(whole, env=environment, capture_output=True, text=True, timeout=240, check=False)
+
+
+def lines(folder: Path, kind: str) -> list[dict]:
+    every = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in every if line["kind"] == kind]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "last" / "model.safetensors")
+
+
+def wait_for_lines(folder: Path, count: int) -> None:
+    log, end = folder / "metrics.jsonl", time.monotonic() + 90
+    while not (log.exists() and len(log.read_text().splitlines()) >= count):
+        assert time.monotonic() < end, f"{log} does not grow"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("distributed")
+    config = small_config(folder, small_scenes(folder))
+    results = {
+        "one": run(config, 1, "name=one", "train.batch_size=4"),
+        "two": run(config, 2, "name=two", "train.batch_size=2"),
+    }
+    for name, result in results.items():
+        assert result.returncode == 0, f"{name}: {result.stdout}{result.stderr}"
+    return config, folder / "runs", results
+
+
+def test_two_processes_learn_what_one_does(runs):
+    _, folder, _ = runs
+    one, two = (lines(folder / name, "train") for name in ("one", "two"))
+    assert [line["step"] for line in one] == [line["step"] for line in two] == list(range(1, 21))
+    assert [line["images"] for line in one] == [line["images"] for line in two]
+    assert {"loss_inter", "loss_equi"} <= set(one[0]["losses"])
+    for name, loss in one[0]["losses"].items():
+        assert two[0]["losses"][name] == pytest.approx(loss, rel=1e-5), name
+    for a, b in zip(one, two, strict=True):
+        assert sum(b["losses"].values()) == pytest.approx(sum(a["losses"].values()), rel=1e-4)
+    before, after = weights(folder / "one"), weights(folder / "two")
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name], tensor, rtol=1e-4, atol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_every_image_is_evaluated_once(runs):
+    _, folder, _ = runs
+    one, two = (json.loads((folder / name / "predictions.json").read_text()) for name in ("one", "two"))
+    assert {r["image_id"] for r in two} == {r["image_id"] for r in one}
+    assert len(two) == pytest.approx(len(one), rel=0.1)
+    assert len(lines(folder / "two", "eval")) == 2
+
+
+def test_the_first_process_talks(runs):
+    _, _, results = runs
+    assert results["two"].stdout.count("steps of 2 × 1 × 2 processes = 4 images") == 1
+    assert results["two"].stdout.count("Everything is in") == 1
+
+
+def test_a_run_moves_from_two_processes_to_one(runs):
+    config, _, _ = runs
+    half = run(config, 2, "name=moved", "train.batch_size=2", "train.steps=10")
+    assert half.returncode == 0, half.stderr
+    assert run(config, 1, "name=moved", "train.batch_size=2", "train.steps=10", arguments=("--resume",)).returncode == 2
+    whole = run(config, 1, "name=moved", "train.batch_size=4", "train.steps=10", arguments=("--resume",))
+    assert whole.returncode == 0, whole.stderr
+
+
+def test_a_process_that_fails_ends_all(runs, tmp_path):
+    config, folder, _ = runs
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(config.read_text().replace("images/train", "images/nowhere"))
+    began = time.monotonic()
+    result = run(broken, 2, "name=broken")
+    assert result.returncode != 0
+    assert "nowhere" in result.stderr
+    assert time.monotonic() - began < 60
+    assert not (folder / "broken" / "last").exists()
+
+
+def test_a_stop_is_agreed_and_a_restart_goes_on(runs):
+    """SIGTERM to the launcher reaches the processes at different moments; both stop after the same step."""
+    config, folder, _ = runs
+    arguments = [*command(config, 2, "name=stopped", "train.batch_size=2", "train.steps=400", "train.eval_every=400")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    wait_for_lines(folder / "stopped", 3)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=60)[0]
+    assert "Stopped by SIGTERM at step" in said
+    step = json.loads((folder / "stopped" / "last" / "trainer.json").read_text())["step"]
+    assert step == lines(folder / "stopped", "train")[-1]["step"] < 400
+
+
+def test_a_killed_process_is_restarted_and_nothing_changes(runs):
+    config, folder, _ = runs
+    whole = command(config, 2, "name=restarted", "train.batch_size=2", options=("--max-restarts", "2"))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*whole, "--resume", "auto"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    wait_for_lines(folder / "restarted", 7)
+    worker = next(pid for pid in children(process.pid) if b"uniquery" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    os.kill(int(worker), signal.SIGKILL)
+    said = process.communicate(timeout=180)[0]
+    assert process.returncode == 0, said
+    assert "going on with" in said
+    expected = weights(folder / "two")
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(folder / "restarted").items())

@@ -1,8 +1,8 @@
 """What the algorithm costs in a whole training step, against the base objective on as many forwards, in one run.
 
-    python benchmarks/overhead.py [--height 800 --width 1344]
+    python benchmarks/overhead.py [--model condinst --height 800 --width 1344]
 
-CondInst R50, a batch of two forwards, seven instances an image, a full memory of 100 000 pixels. The base sees two
+An R50, a batch of two forwards, seven instances an image, a full memory of 100 000 pixels. The base sees two
 images; `paired` sees one image and its view.
 """
 
@@ -22,10 +22,11 @@ from measure import extra_gb, interleaved
 from step_time import tame
 from uniquery.backbones.resnet import ResNet
 from uniquery.querying import Equivariance, InterScene, StoredPixels, TransformGroup, UniqueQuerying
-from uniquery.segmenters.condinst import CondInst
+from uniquery.segmenters import SEGMENTERS
 from uniquery.structures import Images, Targets, mask_boxes
 
 INSTANCES, CAPACITY = 7, 100_000
+CHANNELS = {"condinst": 8, "solov2": 256, "mask2former": 256}  # of a pixel embedding
 FLIP = TransformGroup(flip=1.0, crop=None)
 FORMS: dict[str, tuple[int, Callable[[], dict[str, object]]]] = {
     "base": (2, dict),
@@ -51,15 +52,15 @@ def scene(height: int, width: int, image_id: int) -> Targets:
     return Targets(torch.arange(INSTANCES), mask_boxes(stacked), stacked, image_id)
 
 
-def step(form: str, height: int, width: int) -> Callable[[], object]:
+def step(model: str, form: str, height: int, width: int) -> Callable[[], object]:
     torch.manual_seed(0)
     images, settings = FORMS[form]
     backbone = tame(ResNet(50, norm="frozen", stride_in_1x1=True))
     backbone.freeze(2)
-    objective = UniqueQuerying(CondInst(backbone, 80), **settings()).train()
+    objective = UniqueQuerying(SEGMENTERS[model](backbone, 80), **settings()).train()
     ids = torch.arange(CAPACITY) % 1000 + 10
     if objective.inter:
-        embeddings, locations = torch.randn(CAPACITY, 8), torch.rand(CAPACITY, 2) * width
+        embeddings, locations = torch.randn(CAPACITY, CHANNELS[model]), torch.rand(CAPACITY, 2) * width
         objective.memory.push(StoredPixels(embeddings, locations, ids, ids * 0, ids > 0))
     pixels = torch.randint(0, 256, (images, 3, height, width), dtype=torch.uint8)
     batch = Images(pixels, ((height, width),) * images)
@@ -74,16 +75,19 @@ def step(form: str, height: int, width: int) -> Callable[[], object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=list(CHANNELS), default="condinst")
+    parser.add_argument("--forms", nargs="+", choices=list(FORMS), default=list(FORMS), metavar="FORM")
     parser.add_argument("--height", type=int, default=800)
     parser.add_argument("--width", type=int, default=1344)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     size = (args.height, args.width)
-    times = interleaved({form: step(form, *size) for form in FORMS}, args.repeats)
-    peaks = {form: extra_gb(step, form, *size) for form in FORMS}
+    forms = ["base", *(form for form in args.forms if form != "base")]
+    times = interleaved({form: step(args.model, form, *size) for form in forms}, args.repeats)
+    peaks = {form: extra_gb(step, args.model, form, *size) for form in forms}
     table = Table(
-        "objective", "time", "spread", "peak memory", title=f"CondInst R50, two forwards of {size[0]}×{size[1]}"
+        "objective", "time", "spread", "peak memory", title=f"{args.model} R50, two forwards of {size[0]}×{size[1]}"
     )
     figures = {}
     for form, taken in times.items():

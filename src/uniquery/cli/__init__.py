@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return int(args.run(args) or 0)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error{_of_process()}: {error}", file=sys.stderr)
         return 2
     except PermissionError as error:
         print(f"error: No permission for {error.filename}: {error.strerror}.", file=sys.stderr)
@@ -43,3 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _of_process() -> str:
+    """Which of torchrun's processes speaks, if there are several."""
+    return f" in process {os.environ['RANK']}" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""

@@ -20,7 +20,7 @@ from torch import Tensor
 from uniquery.errors import DataError, UserError
 from uniquery.layers.pixels import Normalise
 from uniquery.layers.sampling import sample_map
-from uniquery.parallel import mean_over_processes
+from uniquery.parallel import normaliser
 from uniquery.point_losses import PointSampling, PointTargets, draw_points, point_losses
 from uniquery.postprocess import rle_boxes
 from uniquery.querying.contract import Segmenter
@@ -188,7 +188,7 @@ class HFMask2Former(Segmenter[HFOutputs, HFAssignment, Queries]):
                 sampled = sample_map(logits[rows], points).T  # (R, P)
                 cross_entropy, dice = point_losses(sampled, queries.target[rows], wanted, self.sampling)
                 total = total + weights["loss_mask"] * cross_entropy.sum() + weights["loss_dice"] * dice.sum()
-        return total / mean_over_processes(total.new_tensor(len(queries))).clamp(min=1)
+        return total / normaliser(total.new_tensor(len(queries)))
 
     def losses(self, outputs: HFOutputs, targets: Sequence[Targets], assignment: HFAssignment) -> dict[str, Tensor]:
         """Hugging Face's, by name for the last layer; `loss_deep` is the sum of those of all layers before it.

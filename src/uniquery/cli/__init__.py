@@ -6,9 +6,11 @@ import argparse
 import os
 import sys
 
-# Threads that wait by spinning make a step five times slower as soon as anything else runs on the machine. OpenMP reads
-# this once, when torch is first imported.
+# Threads that wait by spinning make a step five times slower as soon as anything else runs on the machine; threads that
+# sleep at once are slow to wake for the next small operation. A short spin does neither. OpenMP reads this once, when
+# torch is first imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 from uniquery import __version__
 from uniquery.cli import config, data, demo, diagnose, eval, predict, report, train  # noqa: A004

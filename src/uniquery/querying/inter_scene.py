@@ -20,8 +20,8 @@ from uniquery.structures import Pixels, Queries
 Kind = Literal["focal", "cross_entropy", "l1", "l2"]
 Similarity = Callable[[Any, Pixels], Tensor]
 
-# (query, pixel) pairs of a chunk: on a CPU half a megabyte of logits stays in cache, on a GPU fewer launches count.
-_PAIRS_AT_ONCE = {"cpu": 2**17, "cuda": 2**24}
+# (query, pixel) pairs of a chunk: small ones stay in a CPU's cache, large ones mean fewer launches and wake-ups.
+_PAIRS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
 
 
 @dataclass(frozen=True)
@@ -42,24 +42,27 @@ class PairLoss:
         if not 0 <= self.alpha < 1 or self.gamma < 0:
             raise ValueError("alpha must lie in 0..1 and gamma must not be negative")
 
-    def __call__(self, minus_x: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def __call__(self, minus_x: Tensor, room: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(Q,) sums of the values and (Q, c) derivatives at target 0, each pair weighted.
 
         Args:
             minus_x: (Q, c) minus the logits, that 1 − p is exact where p is large; overwritten.
+            room: (3, Q, c) to work in; the derivatives lie there.
             weight: (Q, c) of each pair.
         """
+        first, second, third = room
         rest = minus_x.sigmoid_().clamp_(min=torch.finfo(minus_x.dtype).tiny)  # 1 − p; its logarithm stays finite
-        p = 1 - rest
+        p = torch.sub(rest.new_ones(()), rest, out=first)
         if self.kind in ("l1", "l2"):
-            discount, cost = torch.ones_like(p) if self.kind == "l1" else p.clone(), p
-            bend = p * rest * (1 if self.kind == "l1" else 2)
+            power = 1 if self.kind == "l1" else 2
+            discount, minus_cost = torch.pow(p, power - 1, out=second), torch.neg(p, out=third)
+            bend = rest.mul_(p).mul_(power)
         else:
-            discount, cost = _power(p, self._gamma), rest.log().neg_()
-            bend = p.addcmul_(rest, cost, value=self._gamma)
+            discount, minus_cost = _power(p, self._gamma, out=second), torch.log(rest, out=third)
+            bend = p.addcmul_(rest, minus_cost, value=-self._gamma)
         if weight is not None:
             discount.mul_(weight)
-        return torch.linalg.vecdot(discount, cost), discount.mul_(bend)
+        return torch.linalg.vecdot(discount, minus_cost).neg_(), discount.mul_(bend)
 
     @property
     def _gamma(self) -> float:
@@ -77,11 +80,11 @@ class PairLoss:
         return self.alpha / (1 - self.alpha) if self.kind == "focal" else 1.0
 
 
-def _power(p: Tensor, exponent: float) -> Tensor:
+def _power(p: Tensor, exponent: float, out: Tensor) -> Tensor:
     """The power of p; halves of small whole numbers, as the paper's 2.5, need no logarithm."""
     if exponent == 2.5:
-        return p.sqrt().mul_(p).mul_(p)
-    return p.pow(exponent)
+        return torch.sqrt(p, out=out).mul_(p).mul_(p)
+    return torch.pow(p, exponent, out=out)
 
 
 class InterSceneLoss(nn.Module):
@@ -152,9 +155,12 @@ class _Pairs:
         counts, gradient = torch.zeros_like(sums), torch.zeros_like(embeddings, dtype=dtype)
         device = embeddings.device.type
         closed = self.settings.scale is not None
-        pairs = self.settings.pairs_at_once or _PAIRS_AT_ONCE.get(device, 2**20)
+        # A similarity of several layers holds several times as much as its logits.
+        pairs = self.settings.pairs_at_once or _PAIRS_AT_ONCE.get(device, 2**20) // (1 if closed else 4)
         size = max(1, pairs // len(embeddings))
         step = self._closed_form if closed else self._generic
+        # Memory is asked for once: of a CPU, as much again for each chunk would cost a third of the time.
+        room = embeddings.new_empty(4, len(embeddings) * min(size, len(self.stored)), dtype=dtype)
         # On a GPU, looking whether a chunk needs a mask would cost more than the mask.
         current = None if device == "cuda" else self.image_ids.unique()
         with torch.autocast(device, enabled=False):
@@ -162,45 +168,48 @@ class _Pairs:
                 chunk = self.stored[start : start + size]
                 needed = current is None or bool(torch.isin(chunk.image_ids, current).any())
                 other = (self.image_ids[:, None] != chunk.image_ids).to(dtype) if needed else None  # (Q, c)
-                sums += step(embeddings.to(dtype), chunk, other, gradient if with_gradient else None)
+                here = room[:, : len(embeddings) * len(chunk)].view(4, len(embeddings), -1)  # (4, Q, c)
+                sums += step(embeddings.to(dtype), chunk, other, here, gradient if with_gradient else None)
                 counts += len(chunk) if other is None else other.sum(1)
         share = self.settings.loss.weight / counts.clamp(min=1)
         return sums * share, gradient * share[:, None]
 
     def _closed_form(
-        self, embeddings: Tensor, chunk: StoredPixels, other: Tensor | None, gradient: Tensor | None
+        self, embeddings: Tensor, chunk: StoredPixels, other: Tensor | None, room: Tensor, gradient: Tensor | None
     ) -> Tensor:
         scale = self.settings.scale
         assert scale is not None
         pixels = chunk.embeddings.to(embeddings.dtype)
-        sums, slope = self._pair_loss((embeddings * -scale) @ pixels.T, chunk, other)
+        sums, slope = self._pair_loss(torch.mm(embeddings * -scale, pixels.T, out=room[0]), chunk, other, room[1:])
         if gradient is not None:
             gradient.addmm_(slope, pixels, alpha=scale)
         return sums
 
     def _generic(
-        self, embeddings: Tensor, chunk: StoredPixels, other: Tensor | None, gradient: Tensor | None
+        self, embeddings: Tensor, chunk: StoredPixels, other: Tensor | None, room: Tensor, gradient: Tensor | None
     ) -> Tensor:
         assert self.similarity is not None, "a similarity is needed where it is not a dot product"
         with torch.enable_grad():
             leaf = embeddings.detach().requires_grad_(gradient is not None)
             queries = replace(self.queries, embeddings=leaf)
             logits = self.similarity(queries, replace(chunk, embeddings=chunk.embeddings.to(embeddings.dtype)))
-        sums, slope = self._pair_loss(-logits.detach(), chunk, other)
+        sums, slope = self._pair_loss(torch.neg(logits.detach(), out=room[0]), chunk, other, room[1:])
         if gradient is not None:
             gradient += torch.autograd.grad(logits, leaf, slope.to(logits.dtype))[0]
         return sums
 
-    def _pair_loss(self, minus_logits: Tensor, chunk: StoredPixels, other: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _pair_loss(
+        self, minus_logits: Tensor, chunk: StoredPixels, other: Tensor | None, room: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """(Q,) sums of the losses of a chunk, and (Q, c) slopes; zero for pixels of a query's own image."""
         loss = self.settings.loss
         if self.stuff_labels is None:
-            return loss(minus_logits, other)
+            return loss(minus_logits, room, other)
         wanted = (self.stuff_labels[:, None] == chunk.labels) & ~chunk.is_thing  # target 1
         sign = 1 - 2 * wanted.to(minus_logits.dtype)
         weight = torch.where(wanted, loss.positive_weight, 1.0).to(minus_logits.dtype)
-        sums, slope = loss(minus_logits * sign, weight if other is None else weight * other)
-        return sums, slope * sign
+        sums, slope = loss(minus_logits.mul_(sign), room, weight if other is None else weight * other)
+        return sums, slope.mul_(sign)
 
 
 class _AccumulatedLoss(torch.autograd.Function):

@@ -27,7 +27,7 @@ from uniquery.layers.pixels import Normalise
 from uniquery.layers.position import sine_positions
 from uniquery.layers.sampling import sample_map, sample_products
 from uniquery.panoptic import PanopticSegments, panoptic_segments
-from uniquery.parallel import mean_over_processes
+from uniquery.parallel import mean_over_processes, normaliser
 from uniquery.point_losses import PointSampling, PointTargets, draw_points, point_losses
 from uniquery.postprocess import rle_boxes
 from uniquery.querying.contract import Segmenter
@@ -208,7 +208,7 @@ class Mask2Former(Segmenter[Mask2FormerOutputs, Mask2FormerAssignment, Queries])
                 wanted = PointTargets.sampled(target, points)
                 sampled = sample_map(logits[rows], points).T  # (R, P)
                 total = total + self._weigh(point_losses(sampled, queries.target[rows], wanted, self.sampling)).sum()
-        return total / mean_over_processes(total.new_tensor(len(queries))).clamp(min=1)
+        return total / normaliser(total.new_tensor(len(queries)))
 
     def _weigh(self, terms: Tensor) -> Tensor:
         """(2, ...) cross-entropy and dice, each with its weight."""
@@ -244,8 +244,8 @@ class Mask2Former(Segmenter[Mask2FormerOutputs, Mask2FormerAssignment, Queries])
     def _mask_losses(
         self, outputs: Mask2FormerOutputs, targets: Sequence[Targets], assignment: Mask2FormerAssignment
     ) -> Tensor:
-        """(2, L): cross-entropy and dice of the masks at sampled points, the mean over matched queries."""
-        count = mean_over_processes(_wide(outputs.logits).new_tensor(len(assignment))).clamp(min=1)
+        """(2, L): cross-entropy and dice of the masks at sampled points, summed over matched queries, per instance."""
+        count = normaliser(_wide(outputs.logits).new_tensor(sum(len(t) for t in targets)))
         if not len(assignment):  # every parameter takes part, whatever the batch
             return (outputs.pixels.embeddings.sum() + outputs.embeddings.sum()).mul(0).expand(2, len(outputs.logits))
         layer = torch.arange(len(outputs.logits), device=assignment.image.device)[:, None]

@@ -21,7 +21,7 @@ from uniquery.backbones import Backbone
 from uniquery.layers.fpn import FPN
 from uniquery.layers.pixels import Normalise
 from uniquery.mask_losses import dice, sigmoid_focal
-from uniquery.parallel import mean_over_processes, process_count
+from uniquery.parallel import mean_over_processes, normaliser, process_count
 from uniquery.postprocess import encode_masks, matrix_nms, resize_matrix, rle_boxes
 from uniquery.querying.contract import Segmenter
 from uniquery.structures import (
@@ -166,7 +166,7 @@ class SOLOv2(Segmenter[SOLOv2Outputs, Assignment, Queries]):
         if any(t.valid is not None for t in targets):
             valid = torch.stack([known_cells(t) for t in targets])[queries.image]  # (Q, h, w)
             probabilities, masks = torch.where(valid, probabilities, 0), masks & valid
-        count = mean_over_processes(probabilities.new_tensor(len(queries))).clamp(min=1 / process_count())
+        count = normaliser(probabilities.new_tensor(len(queries)))
         return MASK_WEIGHT * dice(probabilities, masks, eps=2e-3).sum() / count
 
     def losses(self, outputs: SOLOv2Outputs, targets: Sequence[Targets], assignment: Assignment) -> dict[str, Tensor]:

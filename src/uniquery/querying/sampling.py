@@ -25,11 +25,10 @@ def owned_cells(masks: Tensor, stride: int) -> Tensor:
     cells = masks[:, stride // 2 :: stride, stride // 2 :: stride]  # (K, h, w)
     height, width = cells.shape[1:]
     owned = cells.flatten(1).clone()
-    column, row = (mask_centroids(masks) / stride).long().unbind(1)
-    row, column = row.clamp(max=height - 1), column.clamp(max=width - 1)
-    centre = row * width + column
-    is_lost = ~owned.any(1) & masks.flatten(1).any(1)
-    owned[torch.arange(len(masks), device=masks.device), centre] |= is_lost
+    lost = (~owned.any(1) & masks.flatten(1).any(1)).nonzero().flatten()
+    if len(lost):
+        column, row = (mask_centroids(masks[lost]) / stride).long().unbind(1)
+        owned[lost, row.clamp(max=height - 1) * width + column.clamp(max=width - 1)] = True
     return owned
 
 

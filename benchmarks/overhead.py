@@ -87,14 +87,21 @@ def main() -> None:
     times = interleaved({form: step(args.model, form, *size) for form in forms}, args.repeats)
     peaks = {form: extra_gb(step, args.model, form, *size) for form in forms}
     table = Table(
-        "objective", "time", "spread", "peak memory", title=f"{args.model} R50, two forwards of {size[0]}×{size[1]}"
+        "objective",
+        "time",
+        "spread",
+        "fastest against fastest",
+        "peak memory",
+        title=f"{args.model} R50, two forwards of {size[0]}×{size[1]}",
     )
     figures = {}
     for form, taken in times.items():
         ratios = sorted(t / b for t, b in zip(taken, times["base"], strict=True))
-        figures[form] = {"time": statistics.median(ratios), "memory": peaks[form] / peaks["base"]}
-        spread = f"{ratios[0]:.2f}–{ratios[-1]:.2f}"
-        table.add_row(form, f"{figures[form]['time']:.3f}×", spread, f"{figures[form]['memory']:.3f}×")
+        # On a noisy machine the fastest of many says more than the median: disturbances only ever add.
+        fastest = min(taken) / min(times["base"])
+        figures[form] = {"time": statistics.median(ratios), "fastest": fastest, "memory": peaks[form] / peaks["base"]}
+        time, _, memory = (f"{value:.3f}×" for value in figures[form].values())
+        table.add_row(form, time, f"{ratios[0]:.2f}–{ratios[-1]:.2f}", f"{fastest:.3f}×", memory)
     Console().print(table)
     if args.json:
         args.json.write_text(json.dumps(figures, indent=2))

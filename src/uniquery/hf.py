@@ -25,7 +25,17 @@ from uniquery.point_losses import PointSampling, PointTargets, draw_points, poin
 from uniquery.postprocess import rle_boxes
 from uniquery.querying.contract import Segmenter
 from uniquery.scored_masks import encode_scored_masks, resize_matrices
-from uniquery.structures import Assignment, Images, Instances, Outputs, PixelMap, Pixels, Queries, Targets, mask_boxes
+from uniquery.structures import (
+    Assignment,
+    Images,
+    Instances,
+    Outputs,
+    PixelMap,
+    Queries,
+    Targets,
+    mask_boxes,
+    rows_by_image,
+)
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -165,15 +175,6 @@ class HFMask2Former(Segmenter[HFOutputs, HFAssignment, Queries]):
             layers.append(_all_queries(embeddings, *(column[mine] for column in pairs)))
         return [*layers, self.queries(outputs, assignment)]
 
-    def similarity(self, queries: Queries, pixels: Pixels) -> Tensor:
-        return queries.embeddings @ pixels.embeddings.to(queries.embeddings.dtype).T
-
-    def decode(self, queries: Queries, pixel_map: PixelMap) -> Tensor:
-        height, width = pixel_map.embeddings.shape[-2:]
-        order, parts = _by_image(queries.image, len(pixel_map.embeddings))
-        logits = [self.similarity(queries[rows], pixel_map.of_image(i)) for i, rows in enumerate(parts)]
-        return torch.cat(logits)[order.argsort()].view(-1, height, width)
-
     def mask_loss(self, logits: Tensor, queries: Queries, targets: Sequence[Targets]) -> Tensor:
         """Cross-entropy and dice on as many points, chosen by the same rule and with the weights of the base.
 
@@ -181,7 +182,7 @@ class HFMask2Former(Segmenter[HFOutputs, HFAssignment, Queries]):
         """
         total = logits.sum() * 0
         weights = self.model.weight_dict
-        for target, rows in zip(targets, _by_image(queries.image, len(targets))[1], strict=True):
+        for target, rows in zip(targets, rows_by_image(queries.image, len(targets))[1], strict=True):
             if len(rows):
                 points = draw_points(self.sampling.candidates, (1.0, 1.0), logits)
                 wanted = PointTargets.sampled(target, points)
@@ -199,7 +200,8 @@ class HFMask2Former(Segmenter[HFOutputs, HFAssignment, Queries]):
         criterion, annotations = self.model.criterion, _annotations(targets)
         masks, classes = self._predictions(outputs, -1)
         pairs = [
-            (assignment.query[rows], assignment.target[rows]) for rows in _by_image(assignment.image, len(targets))[1]
+            (assignment.query[rows], assignment.target[rows])
+            for rows in rows_by_image(assignment.image, len(targets))[1]
         ]
         count = criterion.get_num_masks(annotations[1], device=masks.device)
         last = self._weighed(
@@ -309,9 +311,3 @@ def _all_queries(embeddings: Tensor, image: Tensor, query: Tensor, target: Tenso
     owned[image, query] = target
     of_image = torch.arange(images, device=image.device).repeat_interleave(count)
     return Queries(embeddings.flatten(0, 1), of_image, owned.flatten())
-
-
-def _by_image(image: Tensor, images: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The order that sorts by image, and the indices of each image's rows."""
-    order = image.argsort(stable=True)
-    return order, order.split(torch.bincount(image, minlength=images).tolist())

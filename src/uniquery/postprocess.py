@@ -6,7 +6,7 @@ Letters: N predictions, h × w the map of a mask, H × W its output size.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -99,19 +99,25 @@ def encode_masks(probabilities: Tensor, rows: Tensor, columns: Tensor, threshold
     Returns:
         N compressed run-length masks of size (H, W).
     """
-    probabilities, rows, columns = probabilities.float().cpu(), rows.float(), columns.float()
-    reach_rows, reach_columns = rows > 0, columns > 0
     masks = []
-    for p in probabilities:
-        inside = p > threshold
+    for window, patch in resized_patches(probabilities, rows, columns, threshold):
         canvas = np.zeros((columns.shape[1], rows.shape[1]), dtype=np.uint8)  # (W, H)
-        window_y = _window(reach_rows[inside.any(1)].any(0))
-        window_x = _window(reach_columns[inside.any(0)].any(0))
-        cells_y, cells_x = _window(reach_rows[:, window_y].any(1)), _window(reach_columns[:, window_x].any(1))
-        patch = columns[cells_x, window_x].T @ p[cells_y, cells_x].T @ rows[cells_y, window_y]
-        canvas[window_x, window_y] = (patch > threshold).numpy()
+        canvas[window] = (patch > threshold).numpy()
         masks.append(rle.encode(canvas.T))
     return masks
+
+
+def resized_patches(
+    maps: Tensor, rows: Tensor, columns: Tensor, threshold: float
+) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
+    """Each map, resized and transposed, inside the window of the output that cells above the threshold can reach."""
+    rows, columns = rows.float(), columns.float()
+    reach_rows, reach_columns = rows > 0, columns > 0
+    for one in maps.float().cpu():
+        above = one > threshold
+        window_y, window_x = _window(reach_rows[above.any(1)].any(0)), _window(reach_columns[above.any(0)].any(0))
+        cells_y, cells_x = _window(reach_rows[:, window_y].any(1)), _window(reach_columns[:, window_x].any(1))
+        yield (window_x, window_y), columns[cells_x, window_x].T @ one[cells_y, cells_x].T @ rows[cells_y, window_y]
 
 
 def _window(flags: Tensor) -> slice:

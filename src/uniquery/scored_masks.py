@@ -5,14 +5,12 @@ Letters: N predictions, h × w the map of a mask, H × W its output size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from uniquery import rle
-from uniquery.postprocess import resize_matrix
+from uniquery.postprocess import resize_matrix, resized_patches
 
 
 def resize_matrices(
@@ -41,28 +39,10 @@ def encode_scored_masks(
         N compressed run-length masks of size (H, W), and (N,) scores, 0 for an empty mask.
     """
     masks, scores = [], []
-    for (window_x, window_y), patch in _patches(logits, rows, columns, threshold):
+    for window, patch in resized_patches(logits, rows, columns, threshold):
         inside = patch > threshold
         canvas = np.zeros((columns.shape[1], rows.shape[1]), dtype=np.uint8)  # (W, H): run lengths go down the columns
-        canvas[window_x, window_y] = inside.numpy()
+        canvas[window] = inside.numpy()
         masks.append(rle.encode(canvas.T))
         scores.append((patch.sigmoid() * inside).sum() / inside.sum().clamp(min=1))
     return masks, torch.stack(scores) if scores else torch.zeros(0)
-
-
-def _patches(
-    logits: Tensor, rows: Tensor, columns: Tensor, threshold: float
-) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
-    """Each mask, resized and transposed, inside the window of the output that cells above the threshold can reach."""
-    reach_rows, reach_columns = rows > 0, columns > 0
-    for one in logits.float().cpu():
-        above = one > threshold
-        window_y, window_x = _span(reach_rows[above.any(1)].any(0)), _span(reach_columns[above.any(0)].any(0))
-        cells_y, cells_x = _span(reach_rows[:, window_y].any(1)), _span(reach_columns[:, window_x].any(1))
-        yield (window_x, window_y), columns[cells_x, window_x].T @ one[cells_y, cells_x].T @ rows[cells_y, window_y]
-
-
-def _span(flags: Tensor) -> slice:
-    """The smallest slice that holds every true flag."""
-    indices = flags.nonzero().flatten()
-    return slice(int(indices[0]), int(indices[-1]) + 1) if len(indices) else slice(0, 0)

@@ -205,6 +205,21 @@ class Instances:
         return torch.stack([torch.from_numpy(rle.decode(one)).bool() for one in self.rles])
 
 
+def rows_by_image(image: Tensor, images: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The order that sorts (Q,) image indices, and the indices of each image's rows.
+
+    >>> [rows.tolist() for rows in rows_by_image(torch.tensor([1, 0, 1]), 2)[1]]
+    [[1], [0, 2]]
+    """
+    order = image.argsort(stable=True)
+    return order, order.split(torch.bincount(image, minlength=images).tolist())
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """The tensor in at least float32: sums over a whole image drown in half precision."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 def grid_locations(height: int, width: int, stride: int, device: torch.device | None = None) -> Tensor:
     """(height · width, 2): x, y of each cell's centre in input pixels, row by row.
 

@@ -155,7 +155,7 @@ def layer_losses(io, model, outputs, targets, layer, replay):
     masks = torch.zeros(2, 1)
     for row in range(len(assignment)):
         waiting = replay(candidates[row])
-        masks = masks + model._weigh(model._mask_losses(alone, targets, assignment[row : row + 1])) / len(assignment)
+        masks = masks + model._weigh(model._mask_losses(alone, targets, assignment[row : row + 1]))
         assert not waiting
     return torch.cat([model.config.class_weight * model._class_losses(alone, targets, assignment), *masks])
 

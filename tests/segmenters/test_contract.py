@@ -2,13 +2,14 @@
 
 import copy
 from dataclasses import fields, replace
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
 from small_segmenters import NUM_CLASSES, SILENT, SMALL, drawn, small
-from uniquery.querying import UniqueQuerying
+from uniquery.querying import Equivariance, InterScene, UniqueQuerying
 from uniquery.segmenters import SEGMENTERS
 from uniquery.structures import Images, Instances
 
@@ -372,3 +373,60 @@ class TestPredict:
         for a, b in zip(half, double, strict=True):
             assert a.scores[0].item() == pytest.approx(b.scores[0].item(), abs=0.05)
             assert a.masks.shape[1:] == b.masks.shape[1:]
+
+
+class TestAlgorithm:
+    SETTINGS: ClassVar = {
+        "inter": lambda: {"inter": InterScene(capacity=500)},
+        "paired": lambda: {"equivariance": Equivariance()},
+        "both": lambda: {"inter": InterScene(capacity=500), "equivariance": Equivariance()},
+        "all layers, extra": lambda: {
+            "inter": InterScene(capacity=500, layers="all", queries="matched"),
+            "equivariance": Equivariance(views="extra"),
+        },
+        "features": lambda: {"equivariance": Equivariance(target="features")},
+    }
+
+    @pytest.mark.parametrize("settings", sorted(SETTINGS))
+    @pytest.mark.parametrize("kind", ["normal", "no instance", "one image"])
+    def test_finite_and_every_parameter_takes_part(self, name, settings, kind):
+        model = small(name)
+        objective = UniqueQuerying(model, **self.SETTINGS[settings]())
+        for _ in range(2):  # the second time, the memory holds pixels of before
+            losses = objective(*BATCHES[kind]())
+        total(losses).backward()
+        assert all(loss.isfinite() for loss in losses.values())
+        for key, parameter in model.named_parameters():
+            assert parameter.grad is not None, key
+            assert parameter.grad.isfinite().all(), key
+
+    def test_off_it_is_the_segmenters_own_objective(self, name, batch):
+        images, targets = batch
+        model = small(name)
+        torch.manual_seed(1)
+        outputs = model(images)
+        own = model.losses(outputs, targets, model.assign(outputs, targets))
+        wrapped = losses_of(model, images, targets)
+        assert own.keys() == wrapped.keys()
+        assert all(torch.equal(own[key], wrapped[key]) for key in own)
+
+    def test_it_adds_no_parameter(self, name):
+        model = small(name)
+        objective = UniqueQuerying(model, **self.SETTINGS["both"]())
+        assert {k.removeprefix("segmenter.") for k in objective.state_dict()} == set(model.state_dict())
+
+    def test_inter_scene_loss_falls_when_it_is_minimised(self, name, batch):
+        """Of queries against pixels of other images: twenty steps on L_inter alone."""
+        images, targets = batch
+        model = small(name)
+        objective = UniqueQuerying(model, inter=InterScene(capacity=500))
+        optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        values = []
+        for _ in range(20):
+            optimiser.zero_grad()
+            torch.manual_seed(1)
+            loss = objective(images, targets)["loss_inter"]
+            loss.backward()
+            optimiser.step()
+            values.append(loss.item())
+        assert values[-1] < 0.7 * values[0]

@@ -14,6 +14,7 @@ from torch.autograd import gradcheck
 
 from reference import reference
 from small_segmenters import NUM_CLASSES, drawn, small
+from uniquery import parallel
 from uniquery.backbones.resnet import ResNet
 from uniquery.mask_losses import dice
 from uniquery.postprocess import matrix_nms, rle_boxes
@@ -195,14 +196,17 @@ class TestLosses:
         whole = gradients(model, images, targets)
         said = [[], []]
         for mine, half in zip(said, halves, strict=True):
-            monkeypatch.setattr(solov2, "mean_over_processes", lambda v, mine=mine: mine.append(v) or v)
+            for module in (parallel, solov2):
+                monkeypatch.setattr(module, "mean_over_processes", lambda v, mine=mine: mine.append(v) or v)
             gradients(model, *half)
         means = [(a + b) / 2 for a, b in zip(*said, strict=True)]
-        monkeypatch.setattr(solov2, "process_count", lambda: 2)
+        for module in (parallel, solov2):
+            monkeypatch.setattr(module, "process_count", lambda: 2)
         parts = []
         for half in halves:
             told = iter(means)
-            monkeypatch.setattr(solov2, "mean_over_processes", lambda _, told=told: next(told))
+            for module in (parallel, solov2):
+                monkeypatch.setattr(module, "mean_over_processes", lambda _, told=told: next(told))
             parts.append(gradients(model, *half))
         for name, gradient in whole.items():
             torch.testing.assert_close((parts[0][name] + parts[1][name]) / 2, gradient, msg=lambda m, n=name: n + m)

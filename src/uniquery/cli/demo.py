@@ -26,7 +26,7 @@ from uniquery.training.config import Override, load_config
 from uniquery.training.loop import train
 
 DEMO_SCENES = ScenesConfig(train_images=600, val_images=80)
-DIAGNOSED_IMAGES = 24
+DIAGNOSED_IMAGES = 16
 # The paper's settings, but for a CPU: some of the queries on a part of the memory.
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -1,4 +1,4 @@
-"""What the algorithm needs of a model: the eight verbs of a query-based segmenter."""
+"""What the algorithm needs of a model: the verbs of a query-based segmenter."""
 
 from __future__ import annotations
 
@@ -6,9 +6,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
+import torch
 from torch import Tensor, nn
 
-from uniquery.structures import Assignment, Images, Instances, Outputs, PixelMap, Pixels, Queries, Targets
+from uniquery.structures import (
+    Assignment,
+    Images,
+    Instances,
+    Outputs,
+    PixelMap,
+    Pixels,
+    Queries,
+    Targets,
+    rows_by_image,
+)
 
 OutputsT = TypeVar("OutputsT", bound=Outputs)
 AssignmentT = TypeVar("AssignmentT", bound=Assignment)
@@ -45,13 +56,18 @@ class Segmenter(nn.Module, ABC, Generic[OutputsT, AssignmentT, QueriesT]):
         """`queries` of every decoder layer, the last one last; a segmenter without such layers has one."""
         return [self.queries(outputs, assignment)]
 
-    @abstractmethod
     def similarity(self, queries: QueriesT, pixels: Pixels) -> Tensor:
-        """⟨q, I⟩ as (Q, P) logits of every query on any set of pixels."""
+        """⟨q, I⟩ as (Q, P) logits of every query on any set of pixels; by default the scaled dot product."""
+        if self.dot_product_scale is None:
+            raise NotImplementedError("a segmenter without a dot_product_scale has a similarity of its own")
+        dtype = torch.promote_types(queries.embeddings.dtype, pixels.embeddings.dtype)
+        return (queries.embeddings * self.dot_product_scale).to(dtype) @ pixels.embeddings.to(dtype).T
 
-    @abstractmethod
     def decode(self, queries: QueriesT, pixel_map: PixelMap) -> Tensor:
         """⟨q, I⟩ as (Q, h, w) logits of each query on the map of its own image."""
+        order, rows = rows_by_image(queries.image, len(pixel_map.embeddings))
+        logits = [self.similarity(queries[mine], pixel_map.of_image(i)) for i, mine in enumerate(rows)]
+        return torch.cat(logits)[order.argsort()].view(-1, *pixel_map.embeddings.shape[-2:])
 
     @abstractmethod
     def mask_loss(self, logits: Tensor, queries: QueriesT, targets: Sequence[Targets]) -> Tensor:

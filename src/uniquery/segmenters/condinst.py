@@ -36,6 +36,7 @@ from uniquery.structures import (
     Queries,
     Targets,
     grid_locations,
+    wide,
 )
 
 FILTER_CHANNELS = 8
@@ -187,7 +188,7 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         The first layer is affine in the pixel's position, so relative coordinates are never formed for each pair; its
         sums are taken in float32 or wider, where positions of a large image are exact.
         """
-        weights, biases = split_filters(_wide(queries.embeddings), pixels.embeddings.shape[1])
+        weights, biases = split_filters(wide(queries.embeddings), pixels.embeddings.shape[1])
         with torch.autocast(queries.embeddings.device.type, enabled=False):
             per_pixel = -1 / queries.reach[:, None, None]
             position, content = weights[0][..., :2] * per_pixel, weights[0][..., 2:]  # (Q, 8, 2), (Q, 8, D)
@@ -198,16 +199,6 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
             hidden = _relu(layer @ values.T).unflatten(0, (-1, FILTER_CHANNELS))  # (Q, 8, P)
             hidden = _relu(torch.baddbmm(biases[1][..., None], weights[1], hidden))
             return torch.baddbmm(biases[2][..., None], weights[2], hidden).squeeze(1)
-
-    def decode(self, queries: CondInstQueries, pixel_map: PixelMap) -> Tensor:
-        height, width = pixel_map.embeddings.shape[-2:]
-        images = len(pixel_map.embeddings)
-        order = queries.image.argsort(stable=True)
-        counts = torch.bincount(queries.image, minlength=images).tolist()
-        logits = [
-            self.similarity(queries[of_image], pixel_map.of_image(i)) for i, of_image in enumerate(order.split(counts))
-        ]
-        return torch.cat(logits)[order.argsort()].view(-1, height, width)
 
     def mask_loss(self, logits: Tensor, queries: CondInstQueries, targets: Sequence[Targets]) -> Tensor:
         step = self.stride // 2  # masks are supervised at twice the map's resolution
@@ -228,17 +219,17 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         is_class = torch.zeros_like(outputs.logits)
         is_class[image, location, labels] = 1
         strides = outputs.strides[location][:, None]
-        predicted = _wide(outputs.distances[image, location])
+        predicted = wide(outputs.distances[image, location])
         wanted = (box_distances(outputs.locations[location], boxes) / strides).to(predicted.dtype)
         centerness = _centerness(wanted)
         positives = normaliser(centerness.new_tensor(len(assignment)))
         centre_sum = mean_over_processes(centerness.sum()).clamp(min=1e-6)
         queries = self.queries(outputs, assignment)
         return {
-            "loss_class": sigmoid_focal(_wide(outputs.logits), is_class).sum() / positives,
+            "loss_class": sigmoid_focal(wide(outputs.logits), is_class).sum() / positives,
             "loss_box": (_giou_loss(predicted, wanted) * centerness).sum() / centre_sum,
             "loss_centerness": F.binary_cross_entropy_with_logits(
-                _wide(outputs.centerness[image, location]), centerness, reduction="sum"
+                wide(outputs.centerness[image, location]), centerness, reduction="sum"
             )
             / positives,
             "loss_mask": self.mask_loss(self.decode(queries, outputs.pixels), queries, targets),
@@ -389,11 +380,6 @@ def split_filters(filters: Tensor, mask_channels: int) -> tuple[list[Tensor], li
     parts = filters.split([o * i for o, i in shapes] + [o for o, _ in shapes], dim=1)
     weights = [part.unflatten(1, shape) for part, shape in zip(parts[:3], shapes, strict=True)]
     return weights, list(parts[3:])
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """The tensor in at least float32: sums over a whole image drown in half precision."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _of_assigned(targets: Sequence[Targets], assignment: Assignment) -> tuple[Tensor, Tensor]:

@@ -33,7 +33,7 @@ from uniquery.postprocess import rle_boxes
 from uniquery.querying.contract import Segmenter
 from uniquery.scored_masks import encode_scored_masks, resize_matrices
 from uniquery.set_matching import mask_costs, match_all
-from uniquery.structures import Assignment, Images, Instances, Outputs, PixelMap, Pixels, Queries, Targets
+from uniquery.structures import Assignment, Images, Instances, Outputs, PixelMap, Queries, Targets, rows_by_image, wide
 
 STRIDE = 4
 LEVELS = (32, 16, 8)  # strides of the tokens, in the order that decoder layers read them
@@ -161,7 +161,7 @@ class Mask2Former(Segmenter[Mask2FormerOutputs, Mask2FormerAssignment, Queries])
             costs = []
             for logits, queries in zip(outputs.logits[:, i], outputs.embeddings[:, i], strict=True):
                 cross_entropy, dice = mask_costs(queries.to(pixels.dtype) @ pixels.T, wanted.values, wanted.known)
-                of_class = -_wide(logits).softmax(dim=1)[:, labels]
+                of_class = -wide(logits).softmax(dim=1)[:, labels]
                 costs.append(
                     self.config.class_weight * of_class
                     + self.config.mask_weight * cross_entropy
@@ -191,18 +191,9 @@ class Mask2Former(Segmenter[Mask2FormerOutputs, Mask2FormerAssignment, Queries])
         of_image = torch.arange(images, device=image.device).repeat_interleave(count)
         return Queries(embeddings.flatten(0, 1), of_image, owned.flatten())
 
-    def similarity(self, queries: Queries, pixels: Pixels) -> Tensor:
-        return queries.embeddings @ pixels.embeddings.to(queries.embeddings.dtype).T
-
-    def decode(self, queries: Queries, pixel_map: PixelMap) -> Tensor:
-        height, width = pixel_map.embeddings.shape[-2:]
-        order, parts = _by_image(queries.image, len(pixel_map.embeddings))
-        logits = [self.similarity(queries[rows], pixel_map.of_image(i)) for i, rows in enumerate(parts)]
-        return torch.cat(logits)[order.argsort()].view(-1, height, width)
-
     def mask_loss(self, logits: Tensor, queries: Queries, targets: Sequence[Targets]) -> Tensor:
         total = logits.sum() * 0
-        for target, rows in zip(targets, _by_image(queries.image, len(targets))[1], strict=True):
+        for target, rows in zip(targets, rows_by_image(queries.image, len(targets))[1], strict=True):
             if len(rows):
                 points = draw_points(self.sampling.candidates, (1.0, 1.0), logits)
                 wanted = PointTargets.sampled(target, points)
@@ -231,7 +222,7 @@ class Mask2Former(Segmenter[Mask2FormerOutputs, Mask2FormerAssignment, Queries])
         self, outputs: Mask2FormerOutputs, targets: Sequence[Targets], assignment: Mask2FormerAssignment
     ) -> Tensor:
         """(L,): cross-entropy over classes and no object."""
-        logits = _wide(outputs.logits)
+        logits = wide(outputs.logits)
         starts = torch.tensor([0, *(len(t) for t in targets)][:-1], device=logits.device).cumsum(0)
         labels = torch.cat([t.labels for t in targets])[starts[assignment.image][:, None] + assignment.layer_target]
         wanted = torch.full(logits.shape[:3], self.num_classes, device=logits.device)  # (L, B, N)
@@ -245,13 +236,13 @@ class Mask2Former(Segmenter[Mask2FormerOutputs, Mask2FormerAssignment, Queries])
         self, outputs: Mask2FormerOutputs, targets: Sequence[Targets], assignment: Mask2FormerAssignment
     ) -> Tensor:
         """(2, L): cross-entropy and dice of the masks at sampled points, summed over matched queries, per instance."""
-        count = normaliser(_wide(outputs.logits).new_tensor(sum(len(t) for t in targets)))
+        count = normaliser(wide(outputs.logits).new_tensor(sum(len(t) for t in targets)))
         if not len(assignment):  # every parameter takes part, whatever the batch
             return (outputs.pixels.embeddings.sum() + outputs.embeddings.sum()).mul(0).expand(2, len(outputs.logits))
         layer = torch.arange(len(outputs.logits), device=assignment.image.device)[:, None]
         total: Tensor | float = 0.0
         maps = outputs.pixels.embeddings.unbind()
-        for i, rows in enumerate(_by_image(assignment.image, len(targets))[1]):
+        for i, rows in enumerate(rows_by_image(assignment.image, len(targets))[1]):
             if len(rows):
                 points = draw_points(self.sampling.candidates, self._extent(outputs, i), maps[i])
                 wanted = PointTargets.sampled(targets[i], points)
@@ -272,7 +263,7 @@ class Mask2Former(Segmenter[Mask2FormerOutputs, Mask2FormerAssignment, Queries])
 
     def _predict_one(self, outputs: Mask2FormerOutputs, i: int, size: tuple[int, int], level: float) -> Instances:
         """The best pairs of query and class; a score is that of the class times the mask's mean probability."""
-        scores = _wide(outputs.logits[-1, i]).softmax(dim=1)[:, :-1]  # (N, C)
+        scores = wide(outputs.logits[-1, i]).softmax(dim=1)[:, :-1]  # (N, C)
         best, pairs = scores.flatten().topk(min(self.config.max_detections, scores.numel()))
         query, labels = pairs // scores.shape[1], pairs % scores.shape[1]
         kept, mask = query.unique(return_inverse=True)  # a query may be taken for several classes
@@ -290,7 +281,7 @@ class Mask2Former(Segmenter[Mask2FormerOutputs, Mask2FormerAssignment, Queries])
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """(n, h, w) mask logits of some queries where the image is, and the matrices that resize them."""
         valid = outputs.sizes[i]
-        pixels = _wide(outputs.pixels.embeddings[i])
+        pixels = wide(outputs.pixels.embeddings[i])
         if not self.config.attend_padding:
             pixels = pixels[:, : -(-valid[0] // STRIDE), : -(-valid[1] // STRIDE)]
         logits = (outputs.embeddings[-1, i, query].to(pixels.dtype) @ pixels.flatten(1)).unflatten(1, pixels.shape[1:])
@@ -303,7 +294,7 @@ class Mask2Former(Segmenter[Mask2FormerOutputs, Mask2FormerAssignment, Queries])
         """Segments of things and stuff of each image, at the given (height, width); `is_thing` speaks of each class."""
         results = []
         for i, size in enumerate(sizes):
-            scores, labels = _wide(outputs.logits[-1, i]).softmax(dim=1).max(1)
+            scores, labels = wide(outputs.logits[-1, i]).softmax(dim=1).max(1)
             kept = ((labels < self.num_classes) & (scores > self.config.object_threshold)).nonzero().flatten()
             logits, matrices = self._masks(outputs, i, kept, size)
             results.append(
@@ -353,7 +344,7 @@ class PixelDecoder(nn.Module):
         positions = torch.cat(
             [_positions(x, s, sizes) + e for s, x, e in zip(LEVELS, maps, self.level_embedding, strict=True)], dim=1
         )
-        places = token_places(shapes, tokens.device, _wide(tokens).dtype)
+        places = token_places(shapes, tokens.device, wide(tokens).dtype)
         inside = valid_tokens([valid[stride] for stride in LEVELS], maps)
         for layer in self.layers:
             tokens = layer(tokens, positions, places, shapes, inside)
@@ -425,12 +416,6 @@ def where_to_look(logits: Tensor, valid: Tensor | None) -> Tensor:
     return attend | (nowhere if valid is None else nowhere & valid[:, None])
 
 
-def _by_image(image: Tensor, images: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The order that sorts by image, and the indices of each image's rows."""
-    order = image.argsort(stable=True)
-    return order, order.split(torch.bincount(image, minlength=images).tolist())
-
-
 def _positions(x: Tensor, stride: int, sizes: Sequence[tuple[int, int]]) -> Tensor:
     """(B, S, D), or (1, S, D) if all images are of one size: where the tokens of a (B, D, h, w) map are."""
     height, width = x.shape[-2:]
@@ -438,8 +423,3 @@ def _positions(x: Tensor, stride: int, sizes: Sequence[tuple[int, int]]) -> Tens
     extents = [(min(height, -(-h // stride)), min(width, -(-w // stride))) for h, w in different]
     dtype = torch.promote_types(x.dtype, torch.float32)
     return sine_positions((height, width), x.new_tensor(extents, dtype=dtype), x.shape[1]).to(x.dtype)
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """The tensor in at least float32."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -30,10 +30,10 @@ from uniquery.structures import (
     Instances,
     Outputs,
     PixelMap,
-    Pixels,
     Queries,
     Targets,
     mask_centroids,
+    wide,
 )
 
 STRIDE = 4  # of the pixel embeddings
@@ -146,22 +146,8 @@ class SOLOv2(Segmenter[SOLOv2Outputs, Assignment, Queries]):
         kernels = outputs.kernels[assignment.image, assignment.query]
         return Queries(kernels, assignment.image, assignment.target)
 
-    def similarity(self, queries: Queries, pixels: Pixels) -> Tensor:
-        """(Q, P) logits: dot products."""
-        dtype = torch.promote_types(queries.embeddings.dtype, pixels.embeddings.dtype)
-        return queries.embeddings.to(dtype) @ pixels.embeddings.to(dtype).T
-
-    def decode(self, queries: Queries, pixel_map: PixelMap) -> Tensor:
-        height, width = pixel_map.embeddings.shape[-2:]
-        order = queries.image.argsort(stable=True)
-        counts = torch.bincount(queries.image, minlength=len(pixel_map.embeddings)).tolist()
-        logits = [
-            self.similarity(queries[of_image], pixel_map.of_image(i)) for i, of_image in enumerate(order.split(counts))
-        ]
-        return torch.cat(logits)[order.argsort()].view(-1, height, width)
-
     def mask_loss(self, logits: Tensor, queries: Queries, targets: Sequence[Targets]) -> Tensor:
-        probabilities = _wide(logits).sigmoid()  # (Q, h, w)
+        probabilities = wide(logits).sigmoid()  # (Q, h, w)
         masks = torch.cat([quarter_masks(t.masks) for t in targets])[_in_batch(targets, queries.image, queries.target)]
         if any(t.valid is not None for t in targets):
             valid = torch.stack([known_cells(t) for t in targets])[queries.image]  # (Q, h, w)
@@ -173,7 +159,7 @@ class SOLOv2(Segmenter[SOLOv2Outputs, Assignment, Queries]):
         image, cells, labels = cell_labels(assignment, targets, outputs.logits.shape[1])
         is_class = torch.zeros_like(outputs.logits)
         is_class[image, cells, labels] = 1
-        logits = _wide(outputs.logits)
+        logits = wide(outputs.logits)
         # One more than there are positive cells, counted over all processes: each of them adds its share of that one.
         positives = mean_over_processes(logits.new_tensor(len(cells))) + 1 / process_count()
         queries = self.queries(outputs, assignment)
@@ -401,8 +387,3 @@ def known_cells(target: Targets) -> Tensor:
         height, width = target.masks.shape[-2:]
         return torch.ones(height // STRIDE, width // STRIDE, dtype=torch.bool, device=target.masks.device)
     return _central_pixels(target.valid).all(0)
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """The tensor in at least float32: sums over a whole image drown in half precision."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -101,10 +101,11 @@ def workers_explained() -> Iterator[None]:
     """
     try:
         yield
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+    except (RuntimeError, ConnectionError, EOFError) as error:  # in the middle of sending, the connection breaks first
+        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
             raise
+        reason = str(error).partition("\n")[0]
         raise UserError(
-            f"A data worker was ended from outside, most often for want of memory ({str(error).splitlines()[0]}): "
+            f"A data worker was ended from outside, most often for want of memory ({reason}): "
             "lower data.workers or the sizes in data.augment, then go on with --resume auto."
         ) from None

@@ -205,6 +205,12 @@ class Instances:
         return torch.stack([torch.from_numpy(rle.decode(one)).bool() for one in self.rles])
 
 
+def index_in_batch(targets: Sequence[Targets], image: Tensor, target: Tensor) -> Tensor:
+    """Indices of instances, given by image and place in it, among those of all images one after another."""
+    starts = torch.tensor([0, *(len(t) for t in targets)][:-1], device=image.device).cumsum(0)
+    return starts[image] + target
+
+
 def rows_by_image(image: Tensor, images: int) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The order that sorts (Q,) image indices, and the indices of each image's rows.
 

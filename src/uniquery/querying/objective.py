@@ -22,7 +22,7 @@ from uniquery.querying.memory import PixelMemory, StoredPixels
 from uniquery.querying.random import keyed_generator
 from uniquery.querying.sampling import Sampler, instance_balanced, sample_pixels
 from uniquery.querying.transforms import Transform, TransformGroup
-from uniquery.structures import Images, PixelMap, Queries, Targets
+from uniquery.structures import Images, PixelMap, Queries, Targets, index_in_batch
 
 _WATCHED_QUERIES, _WATCHED_PIXELS = 64, 2048
 _VIEWS, _PIXELS, _NEGATIVES, _QUERIES = range(4)  # what random numbers are for
@@ -289,9 +289,8 @@ def _stuff_labels(queries: Queries, targets: Sequence[Targets]) -> Tensor | None
     labels = [
         torch.full_like(t.labels, -1) if t.things is None else t.labels.masked_fill(t.things, -1) for t in targets
     ]
-    starts = torch.tensor([0, *(len(t) for t in targets)][:-1], device=queries.image.device).cumsum(0)
     nobody = labels[0].new_full((1,), -1)  # what an unmatched query owns
-    index = torch.where(queries.target >= 0, starts[queries.image] + queries.target, -1)
+    index = torch.where(queries.target >= 0, index_in_batch(targets, queries.image, queries.target), -1)
     return torch.cat([*labels, nobody])[index]
 
 

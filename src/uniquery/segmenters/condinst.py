@@ -36,6 +36,7 @@ from uniquery.structures import (
     Queries,
     Targets,
     grid_locations,
+    index_in_batch,
     wide,
 )
 
@@ -384,8 +385,7 @@ def split_filters(filters: Tensor, mask_channels: int) -> tuple[list[Tensor], li
 
 def _of_assigned(targets: Sequence[Targets], assignment: Assignment) -> tuple[Tensor, Tensor]:
     """Labels (Q,) and boxes (Q, 4) of the assigned instances."""
-    starts = torch.tensor([0, *(len(t) for t in targets)][:-1], device=assignment.image.device).cumsum(0)
-    index = starts[assignment.image] + assignment.target
+    index = index_in_batch(targets, assignment.image, assignment.target)
     return torch.cat([t.labels for t in targets])[index], torch.cat([t.boxes for t in targets])[index]
 
 

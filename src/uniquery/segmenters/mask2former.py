@@ -33,7 +33,18 @@ from uniquery.postprocess import rle_boxes
 from uniquery.querying.contract import Segmenter
 from uniquery.scored_masks import encode_scored_masks, resize_matrices
 from uniquery.set_matching import mask_costs, match_all
-from uniquery.structures import Assignment, Images, Instances, Outputs, PixelMap, Queries, Targets, rows_by_image, wide
+from uniquery.structures import (
+    Assignment,
+    Images,
+    Instances,
+    Outputs,
+    PixelMap,
+    Queries,
+    Targets,
+    index_in_batch,
+    rows_by_image,
+    wide,
+)
 
 STRIDE = 4
 LEVELS = (32, 16, 8)  # strides of the tokens, in the order that decoder layers read them
@@ -223,8 +234,8 @@ class Mask2Former(Segmenter[Mask2FormerOutputs, Mask2FormerAssignment, Queries])
     ) -> Tensor:
         """(L,): cross-entropy over classes and no object."""
         logits = wide(outputs.logits)
-        starts = torch.tensor([0, *(len(t) for t in targets)][:-1], device=logits.device).cumsum(0)
-        labels = torch.cat([t.labels for t in targets])[starts[assignment.image][:, None] + assignment.layer_target]
+        owned = index_in_batch(targets, assignment.image[:, None], assignment.layer_target)
+        labels = torch.cat([t.labels for t in targets])[owned]
         wanted = torch.full(logits.shape[:3], self.num_classes, device=logits.device)  # (L, B, N)
         layer = torch.arange(len(logits), device=logits.device)
         wanted[layer, assignment.image[:, None], assignment.layer_query] = labels

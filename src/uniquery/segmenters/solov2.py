@@ -32,6 +32,7 @@ from uniquery.structures import (
     PixelMap,
     Queries,
     Targets,
+    index_in_batch,
     mask_centroids,
     wide,
 )
@@ -148,7 +149,9 @@ class SOLOv2(Segmenter[SOLOv2Outputs, Assignment, Queries]):
 
     def mask_loss(self, logits: Tensor, queries: Queries, targets: Sequence[Targets]) -> Tensor:
         probabilities = wide(logits).sigmoid()  # (Q, h, w)
-        masks = torch.cat([quarter_masks(t.masks) for t in targets])[_in_batch(targets, queries.image, queries.target)]
+        masks = torch.cat([quarter_masks(t.masks) for t in targets])[
+            index_in_batch(targets, queries.image, queries.target)
+        ]
         if any(t.valid is not None for t in targets):
             valid = torch.stack([known_cells(t) for t in targets])[queries.image]  # (Q, h, w)
             probabilities, masks = torch.where(valid, probabilities, 0), masks & valid
@@ -348,13 +351,7 @@ def cell_labels(assignment: Assignment, targets: Sequence[Targets], cells: int) 
     owner.scatter_reduce_(0, assignment.image * cells + assignment.query, assignment.target, "amax")
     image, cell = (owner.view(len(targets), cells) >= 0).nonzero(as_tuple=True)
     labels = torch.cat([t.labels for t in targets])
-    return image, cell, labels[_in_batch(targets, image, owner[image * cells + cell])]
-
-
-def _in_batch(targets: Sequence[Targets], image: Tensor, target: Tensor) -> Tensor:
-    """Indices of instances among those of all images, one after another."""
-    starts = torch.tensor([0, *(len(t) for t in targets)][:-1], device=image.device).cumsum(0)
-    return starts[image] + target
+    return image, cell, labels[index_in_batch(targets, image, owner[image * cells + cell])]
 
 
 def find_peaks(scores: Tensor, grids: Sequence[int]) -> Tensor:

@@ -38,10 +38,16 @@ class _Moves:
 
 
 class _Indexable(_Moves):
-    """Indexing filters every tensor field along its first axis."""
+    """A set in tensors alone: indexing filters every field along its first axis, `cat` joins sets."""
 
     def __getitem__(self, index: Tensor | slice) -> Self:
         return self._map(lambda tensor: tensor[index])
+
+    @classmethod
+    def cat(cls, sets: Sequence[Self]) -> Self:
+        """One set of all members, in order."""
+        names = [f.name for f in fields(sets[0])]  # type: ignore[arg-type]
+        return type(sets[0])(*(torch.cat([getattr(one, name) for one in sets]) for name in names))
 
 
 @dataclass(frozen=True)

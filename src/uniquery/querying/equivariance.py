@@ -23,9 +23,9 @@ MIN_VISIBLE = 0.1  # share of an instance that a view must still show
 def view_of(
     images: Images, targets: Sequence[Targets], transforms: Sequence[Transform]
 ) -> tuple[Images, list[Targets]]:
-    """g(I) and g(M), padded like the originals; instances that g leaves almost invisible are dropped."""
-    height, width = images.pixels.shape[-2:]
-    pixels = torch.zeros_like(images.pixels)
+    """g(I) and g(M), padded to the largest view; instances that g leaves almost invisible are dropped."""
+    height, width = _largest(transforms)
+    pixels = images.pixels.new_zeros(*images.pixels.shape[:2], height, width)
     moved = []
     for i, (g, target) in enumerate(zip(transforms, targets, strict=True)):
         pixels[i, :, : g.height, : g.width] = g.on_map(images.pixels[i])
@@ -40,13 +40,17 @@ def view_of(
 
 
 def warped(pixel_map: PixelMap, transforms: Sequence[Transform]) -> PixelMap:
-    """g(f(I)), padded like f(I)."""
-    height, width = pixel_map.embeddings.shape[-2:]
+    """g(f(I)), padded like f(g(I))."""
+    height, width = (side // pixel_map.stride for side in _largest(transforms))
     maps = []
     for embeddings, g in zip(pixel_map.embeddings, transforms, strict=True):
         moved = g.on_map(embeddings, pixel_map.stride)
         maps.append(F.pad(moved, (0, width - moved.shape[2], 0, height - moved.shape[1])))
     return PixelMap(torch.stack(maps), pixel_map.stride)
+
+
+def _largest(transforms: Sequence[Transform]) -> tuple[int, int]:
+    return max(g.height for g in transforms), max(g.width for g in transforms)
 
 
 @dataclass(frozen=True)

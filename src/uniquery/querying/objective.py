@@ -1,7 +1,4 @@
-"""The training objective: one module, one forward, named losses.
-
-Letters: B images of a step, B' with their views.
-"""
+"""The training objective: one module, one forward, named losses."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
@@ -22,7 +20,7 @@ from uniquery.querying.memory import PixelMemory, StoredPixels
 from uniquery.querying.random import keyed_generator
 from uniquery.querying.sampling import Sampler, instance_balanced, sample_pixels
 from uniquery.querying.transforms import Transform, TransformGroup
-from uniquery.structures import Images, PixelMap, Queries, Targets, index_in_batch
+from uniquery.structures import Images, Queries, Targets, index_in_batch
 
 _WATCHED_QUERIES, _WATCHED_PIXELS = 64, 2048
 _VIEWS, _PIXELS, _NEGATIVES, _QUERIES = range(4)  # what random numbers are for
@@ -72,7 +70,8 @@ class Equivariance:
     Attributes:
         weight: λ.
         group: the random policy G.
-        views: "paired": its view joins each image and both carry the base loss; "extra": views serve L_equi only.
+        views: "paired": each image comes with its view and the base loss is the mean of both's; "extra": views serve
+            L_equi only.
         target: "masks" is Eq. 8, "features" Eq. 6. λ = 0 with paired views leaves plain augmentation, Eq. 7.
     """
 
@@ -84,6 +83,17 @@ class Equivariance:
     def __post_init__(self) -> None:
         if self.weight < 0:
             raise ValueError("λ must not be negative")
+        if self.views == "extra" and not self.weight:
+            raise ValueError("λ = 0 leaves extra views without a use: take paired ones, or leave equivariance out")
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What one forward gave, and which of its queries owns what."""
+
+    outputs: Any
+    targets: Sequence[Targets]
+    assignment: Any
 
 
 class UniqueQuerying(nn.Module):
@@ -120,48 +130,54 @@ class UniqueQuerying(nn.Module):
         self, images: Images, targets: Sequence[Targets], phase: Phase = lambda _: nullcontext()
     ) -> dict[str, Tensor]:
         """Weighted losses by name; `phase` is told which part of the work begins."""
-        scenes = len(images)
-        transforms: list[Transform] = []
-        with phase("forward"):
-            if self.equivariance:
+        original = self._queried(images, targets, phase)
+        supervised = [original]
+        if self.equivariance:
+            with phase("forward"):
                 each = self._generators(_VIEWS, targets, "cpu")
                 transforms = self.equivariance.group.draw(images.sizes, self._generator(_VIEWS), each)
-                views, view_targets = view_of(images, targets, transforms)
-                if self.equivariance.views == "paired":
-                    images, targets = _joined(images, views), [*targets, *view_targets]
-            outputs = self.segmenter(images)
-        with phase("assign"):
-            assignment = self.segmenter.assign(outputs, targets)
+                views = view_of(images, targets, transforms)
+            view = self._queried(*views, phase)
+            if self.equivariance.views == "paired":
+                supervised.append(view)
         with phase("loss"):
-            losses = self.segmenter.losses(outputs, targets, assignment)
+            losses = _mean([self.segmenter.losses(p.outputs, p.targets, p.assignment) for p in supervised])
             if self.inter:
-                losses["loss_inter"] = self._inter_scene(self.inter, outputs, targets, assignment)
-        if self.equivariance and self.equivariance.weight:
-            losses["loss_equi"] = self.equivariance.weight * (
-                self._paired(outputs, targets, assignment, transforms, scenes, phase)
-                if self.equivariance.views == "paired"
-                else self._extra(outputs.pixels, views, view_targets, transforms, phase)
-            )
+                losses["loss_inter"] = self._inter_scene(self.inter, supervised)
+            if self.equivariance and self.equivariance.weight:
+                losses["loss_equi"] = self._equivariance(self.equivariance, original, view, transforms)
         self.steps += self.training
         return losses
 
-    def _inter_scene(self, settings: InterScene, outputs: Any, targets: Sequence[Targets], assignment: Any) -> Tensor:
-        """Eq. 5: push this step's pixels, then query the memory, each query without its own image."""
-        layers = (
-            self.segmenter.layer_queries(outputs, assignment)
-            if settings.layers == "all"
-            else [self.segmenter.queries(outputs, assignment)]
-        )
-        if self.training:
-            self.memory.push(self._sampled(settings, outputs.pixels, targets))
-        stored = self._negatives(settings)
-        loss = torch.stack([self._of_layer(settings, queries, targets, stored) for queries in layers]).mean()
-        ramp = min(1.0, (self.steps + 1) / settings.ramp_steps) if settings.ramp_steps else 1.0
-        return settings.weight * ramp * loss
+    def _queried(self, images: Images, targets: Sequence[Targets], phase: Phase) -> _Pass:
+        with phase("forward"):
+            outputs = self.segmenter(images)
+        with phase("assign"):
+            return _Pass(outputs, targets, self.segmenter.assign(outputs, targets))
 
-    def _sampled(self, settings: InterScene, pixels: PixelMap, targets: Sequence[Targets]) -> StoredPixels:
-        generators = self._generators(_PIXELS, targets, pixels.embeddings.device)
-        sampled = sample_pixels(pixels, targets, settings.sampler, generators)
+    def _inter_scene(self, settings: InterScene, passes: Sequence[_Pass]) -> Tensor:
+        """Eq. 5: push this step's pixels, then query the memory, each query without its own image."""
+        targets = [target for one in passes for target in one.targets]
+        if self.training:
+            self.memory.push(self._sampled(settings, passes))
+        stored = self._negatives(settings)
+        layers = zip(*(self._layers(settings, one) for one in passes), strict=True)
+        losses = [self._of_layer(settings, _joined(of_passes, passes), targets, stored) for of_passes in layers]
+        ramp = min(1.0, (self.steps + 1) / settings.ramp_steps) if settings.ramp_steps else 1.0
+        return settings.weight * ramp * torch.stack(losses).mean()
+
+    def _layers(self, settings: InterScene, one: _Pass) -> Sequence[Any]:
+        if settings.layers == "all":
+            return self.segmenter.layer_queries(one.outputs, one.assignment)
+        return [self.segmenter.queries(one.outputs, one.assignment)]
+
+    def _sampled(self, settings: InterScene, passes: Sequence[_Pass]) -> StoredPixels:
+        parts = []
+        for which, one in enumerate(passes):
+            pixels = one.outputs.pixels
+            generators = self._generators(_PIXELS, one.targets, pixels.embeddings.device, which)
+            parts.append(sample_pixels(pixels, one.targets, settings.sampler, generators))
+        sampled = StoredPixels.cat(parts)
         if not settings.gather:
             return sampled
         names = [f.name for f in fields(sampled)]
@@ -194,61 +210,27 @@ class UniqueQuerying(nn.Module):
         return keyed_generator(self.seed, self.steps, *key, device=device)
 
     def _generators(
-        self, purpose: int, targets: Sequence[Targets], device: torch.device | str
+        self, purpose: int, targets: Sequence[Targets], device: torch.device | str, which: int = 0
     ) -> list[torch.Generator]:
-        """One for each image; an image and its view, which has its id, get different ones."""
+        """One for each image; it differs where an image comes twice, and for its view."""
         seen: Counter[int] = Counter()
         generators = []
         for target in targets:
-            generators.append(self._generator(purpose, target.image_id, seen[target.image_id], device=device))
+            key = (purpose, target.image_id, seen[target.image_id], which)
+            generators.append(self._generator(*key, device=device))
             seen[target.image_id] += 1
         return generators
 
-    def _paired(
-        self,
-        outputs: Any,
-        targets: Sequence[Targets],
-        assignment: Any,
-        transforms: Sequence[Transform],
-        scenes: int,
-        phase: Phase,
+    def _equivariance(
+        self, settings: Equivariance, original: _Pass, view: _Pass, transforms: Sequence[Transform]
     ) -> Tensor:
-        """Eq. 8 or 6, where the second half of the batch holds the views of the first."""
-        embeddings, stride = outputs.pixels.embeddings, outputs.pixels.stride
-        original, view = PixelMap(embeddings[:scenes], stride), PixelMap(embeddings[scenes:], stride)
-        with phase("loss"):
-            if self.equivariance and self.equivariance.target == "features":
-                return feature_equivariance(view, original, transforms)
-            queries = self.segmenter.queries(outputs, assignment[assignment.image >= scenes])
-            queries = queries[queries.image >= scenes]
-            queries = replace(queries, image=queries.image - scenes)
-            return self._masks_follow(queries, targets[scenes:], original, transforms)
-
-    def _extra(
-        self,
-        original: PixelMap,
-        views: Images,
-        view_targets: Sequence[Targets],
-        transforms: Sequence[Transform],
-        phase: Phase,
-    ) -> Tensor:
-        """Eq. 8 or 6, with a forward of the views of its own."""
-        with phase("forward"):
-            outputs = self.segmenter(views)
-        if self.equivariance and self.equivariance.target == "features":
-            with phase("loss"):
-                return feature_equivariance(outputs.pixels, original, transforms)
-        with phase("assign"):
-            assignment = self.segmenter.assign(outputs, view_targets)
-        with phase("loss"):
-            queries = self.segmenter.queries(outputs, assignment)
-            return self._masks_follow(queries, view_targets, original, transforms)
-
-    def _masks_follow(
-        self, queries: Any, view_targets: Sequence[Targets], original: PixelMap, transforms: Sequence[Transform]
-    ) -> Tensor:
+        """Eq. 8 or 6."""
+        pixels = original.outputs.pixels
+        if settings.target == "features":
+            return settings.weight * feature_equivariance(view.outputs.pixels, pixels, transforms)
+        queries = _matched(self.segmenter.queries(view.outputs, view.assignment))
         loss = EquivarianceLoss(self.segmenter.decode, self.segmenter.mask_loss)
-        return loss(_matched(queries), view_targets, original, transforms)
+        return settings.weight * loss(queries, view.targets, pixels, transforms)
 
     @torch.no_grad()
     def watch(self) -> dict[str, float]:
@@ -294,5 +276,13 @@ def _stuff_labels(queries: Queries, targets: Sequence[Targets]) -> Tensor | None
     return torch.cat([*labels, nobody])[index]
 
 
-def _joined(images: Images, views: Images) -> Images:
-    return Images(torch.cat([images.pixels, views.pixels]), images.sizes + views.sizes)
+def _joined(queries: Sequence[QueriesT], passes: Sequence[_Pass]) -> QueriesT:
+    """The queries of all passes, as if their images were one batch."""
+    if len(queries) == 1:
+        return queries[0]
+    starts = accumulate((len(one.targets) for one in passes), initial=0)
+    return queries[0].cat([replace(q, image=q.image + start) for q, start in zip(queries, starts, strict=False)])
+
+
+def _mean(losses: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([one[name] for one in losses]).mean() for name in losses[0]}

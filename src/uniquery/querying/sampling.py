@@ -92,5 +92,4 @@ def sample_pixels(
         things = torch.ones_like(cell, dtype=torch.bool) if target.things is None else target.things[instance]
         pixels = embeddings.flatten(1)[:, cell].T.float()
         parts.append(StoredPixels(pixels, locations[cell], image_ids, target.labels[instance], things))
-    columns = zip(*((p.embeddings, p.locations, p.image_ids, p.labels, p.is_thing) for p in parts), strict=True)
-    return StoredPixels(*(torch.cat(column) for column in columns))
+    return StoredPixels.cat(parts)

@@ -97,16 +97,13 @@ class EquivarianceConfig(Settings):
 
     @model_validator(mode="after")
     def _possible(self) -> EquivarianceConfig:
-        self.group()
+        self.build()
         return self
-
-    def group(self) -> TransformGroup:
-        """The random policy G."""
-        return TransformGroup(self.flip, self.crop, self.rotate, self.scale, self.combine)
 
     def build(self) -> Equivariance:
         """The part."""
-        return Equivariance(self.weight, self.group(), self.views, self.target)
+        group = TransformGroup(self.flip, self.crop, self.rotate, self.scale, self.combine)
+        return Equivariance(self.weight, group, self.views, self.target)
 
 
 class QueryingConfig(Settings):

@@ -77,10 +77,8 @@ def test_two_processes_learn_what_one_does(runs):
     assert [line["step"] for line in one] == [line["step"] for line in two] == list(range(1, 21))
     assert [line["images"] for line in one] == [line["images"] for line in two]
     assert {"loss_inter", "loss_equi"} <= set(one[0]["losses"])
-    for name, loss in one[0]["losses"].items():
-        assert two[0]["losses"][name] == pytest.approx(loss, rel=1e-5), name
     for a, b in zip(one, two, strict=True):
-        assert sum(b["losses"].values()) == pytest.approx(sum(a["losses"].values()), rel=1e-4)
+        assert b["losses"] == pytest.approx(a["losses"], rel=1e-5), f"step {a['step']}"
     before, after = weights(folder / "one"), weights(folder / "two")
     assert before.keys() == after.keys()
     for name, tensor in before.items():
@@ -136,7 +134,6 @@ def test_a_stop_is_agreed_and_a_restart_goes_on(runs):
     assert step == lines(folder / "stopped", "train")[-1]["step"] < 400
 
 
-@pytest.mark.slow  # torch's own meeting of gloo processes now and then hangs after a restart
 def test_a_killed_process_is_restarted_and_nothing_changes(runs):
     config, folder, _ = runs
     whole = command(config, 2, "name=restarted", "train.batch_size=2", options=("--max-restarts", "2"))

@@ -178,10 +178,11 @@ class UniqueQuerying(nn.Module):
             generators = self._generators(_PIXELS, one.targets, pixels.embeddings.device, which)
             parts.append(sample_pixels(pixels, one.targets, settings.sampler, generators))
         sampled = StoredPixels.cat(parts)
-        if not settings.gather:
-            return sampled
-        names = [f.name for f in fields(sampled)]
-        return StoredPixels(*gather_rows([getattr(sampled, name) for name in names]))
+        if settings.gather:
+            names = [f.name for f in fields(sampled)]
+            sampled = StoredPixels(*gather_rows([getattr(sampled, name) for name in names]))
+        # The same order in memory, and so the same random part of it, whichever process saw an image.
+        return sampled[sampled.image_ids.argsort(stable=True)]
 
     def _of_layer(
         self, settings: InterScene, queries: Any, targets: Sequence[Targets], stored: StoredPixels | None

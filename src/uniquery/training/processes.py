@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from uniquery.errors import ConfigError
 from uniquery.parallel import process_count
+
+_PATIENCE = timedelta(seconds=1)  # with a first process that may be gone
 
 
 def local_rank() -> int:
@@ -42,9 +48,34 @@ def joined_processes(device: torch.device) -> Iterator[None]:
                 "lower torchrun's --nproc-per-node, or set train.device=cpu."
             )
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    store, rank, count = next(rendezvous("env://"))
+    place = meeting_place(store, rank, count)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=place, rank=rank, world_size=count)
     yield  # after an error there is nobody to take leave of: torchrun ends the others
     dist.destroy_process_group()
+
+
+def meeting_place(store: Store, rank: int, count: int) -> Store:
+    """A part of the store that only the processes of this start have written to.
+
+    torchrun's store outlives its restarts: in it, restarted processes would find where those before them listened, and
+    wait for them for ever. So all gather under a name that the first has just made up; one that was made up earlier
+    welcomes nobody any more.
+    """
+    me = uuid4().hex
+    if rank == 0:
+        store.set("uniquery/first", me)
+        for other in range(1, count):
+            store.set(f"{me}/{store.get(f'{me}/{other}').decode()}", "welcome")
+        return PrefixStore(me, store)
+    while True:
+        first = store.get("uniquery/first").decode()
+        store.set(f"{first}/{rank}", me)
+        try:
+            store.wait([f"{first}/{me}"], _PATIENCE)
+        except dist.DistStoreError:
+            continue
+        return PrefixStore(first, store)
 
 
 def averaging(objective: nn.Module) -> nn.Module:

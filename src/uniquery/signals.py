@@ -18,15 +18,17 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self._is_received = False  # here, not in another process
 
     def __bool__(self) -> bool:
         return self.signal is not None
 
     def receive(self, number: int, _: FrameType | None) -> None:
         """Remembers the first signal; the second has its usual effect, at once."""
-        if self.signal is not None:
+        if self._is_received:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+        self._is_received = True
         self.signal = signal.Signals(number)
 
     def join(self) -> None:

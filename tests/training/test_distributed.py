@@ -6,14 +6,19 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 
 from killed_runs import children
 from small_runs import small_config, small_scenes
+from uniquery.training.loop import _is_stopped
+from uniquery.training.processes import meeting_place
 
 pytestmark = pytest.mark.distributed
 
@@ -132,6 +137,35 @@ def test_a_stop_is_agreed_and_a_restart_goes_on(runs):
     assert "Stopped by SIGTERM at step" in said
     step = json.loads((folder / "stopped" / "last" / "trainer.json").read_text())["step"]
     assert step == lines(folder / "stopped", "train")[-1]["step"] < 400
+
+
+class _LateStop:
+    """Asked to stop right after this process has told the others that it was not."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def __bool__(self):
+        self.asked += 1
+        return self.asked > 1
+
+
+def test_a_signal_after_the_agreement_waits_for_the_next():
+    work = SimpleNamespace(stop=_LateStop(), run=SimpleNamespace(device=torch.device("cpu")))
+    assert not _is_stopped(work)
+
+
+def test_restarted_processes_meet_under_a_new_name():
+    """What those before them left in the store, their addresses too, is not what they find."""
+    store = dist.HashStore()
+    for attempt in ("first", "restarted"):
+        with ThreadPoolExecutor(3) as pool:
+            later = [pool.submit(meeting_place, store, rank, 3) for rank in (1, 2)]
+            time.sleep(0.05)  # they come first, and find the name of the attempt before
+            places = [meeting_place(store, 0, 3), *(place.result(timeout=20) for place in later)]
+        assert not any(place.check(["address"]) for place in places)
+        places[0].set("address", attempt)
+        assert [place.get("address").decode() for place in places] == [attempt] * 3
 
 
 def test_a_killed_process_is_restarted_and_nothing_changes(runs):

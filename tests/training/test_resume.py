@@ -262,6 +262,13 @@ class TestSignals:
         request.receive(signal.SIGTERM, None)
         assert done == [(signal.SIGTERM, signal.SIG_DFL), (os.getpid(), signal.SIGTERM)]
 
+    def test_a_stop_that_another_process_asked_for_leaves_one_signal_to_come(self):
+        """torchrun sends its signal to all: what comes after the agreement must not end a process that saves."""
+        with stop_requests() as stop:
+            stop.join()
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.signal == signal.SIGTERM
+
     def test_handlers_are_put_back(self):
         before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
         with stop_requests():

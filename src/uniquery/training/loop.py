@@ -154,9 +154,10 @@ def _take_steps(work: Work, batches: Iterator[Batch]) -> None:
 
 def _is_stopped(work: Work) -> bool:
     """Whether a process was asked to stop: all stop after the same step."""
-    if any_process(bool(work.stop), work.run.device):
+    is_agreed = any_process(bool(work.stop), work.run.device)
+    if is_agreed:
         work.stop.join()
-    return bool(work.stop)
+    return is_agreed  # not work.stop itself: a signal that came since is for the next step, in all of them
 
 
 def _step(work: Work, guard: StepGuard, batches: Iterator[Batch], task: TaskID) -> None:

@@ -130,15 +130,17 @@ def _peaks(name: str, case: str, norm: str) -> tuple[float, float]:
 def check(our_model: Mask2Former, their_model: Mask2FormerForUniversalSegmentation, case: str) -> dict[str, float]:
     """How far the outputs of the last layer and the losses are apart; raises if that is more than rounding.
 
+    Outputs are compared in float64: in float32, rounding moves a mask over the threshold that says where a query looks.
     Losses are compared on no more instances than queries: beyond that, ours is the mean over those that were matched,
     theirs divides by all.
     """
     images, _ = batch(case)
-    our_model.eval(), their_model.eval()
-    outputs, expected = our_model(images), their_model(pixel_values=colours(images))
+    our_model.eval().double(), their_model.eval().double()
+    outputs, expected = our_model(images), their_model(pixel_values=colours(images).double())
     masks = torch.einsum("bnd,bdhw->bnhw", outputs.embeddings[-1], outputs.pixels.embeddings)
-    torch.testing.assert_close(outputs.logits[-1], expected.class_queries_logits, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(masks, expected.masks_queries_logits, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(outputs.logits[-1], expected.class_queries_logits, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(masks, expected.masks_queries_logits, rtol=1e-6, atol=1e-6)
+    our_model.float(), their_model.float()
     torch.manual_seed(0)
     most = our_model.config.queries
     losses = [our_loss(our_model, case, most)().item(), their_loss(their_model, case, most)().item()]

@@ -55,6 +55,14 @@ def test_indexing_filters_every_field(structure, index):
     assert len(chosen) == len(torch.arange(5)[index])
 
 
+@pytest.mark.parametrize("structure", SETS, ids=lambda s: type(s).__name__)
+def test_joining_undoes_splitting(structure):
+    joined = type(structure).cat([structure[:2], structure[2:2], structure[2:]])
+    assert type(joined) is type(structure)
+    for field in fields(structure):
+        assert torch.equal(getattr(joined, field.name), getattr(structure, field.name))
+
+
 @pytest.mark.parametrize("index", INDICES, ids=["flags", "numbers", "none", "slice"])
 def test_indexing_targets_keeps_what_is_of_the_image(index):
     valid = torch.rand(4, 6) > 0.5

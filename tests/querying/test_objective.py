@@ -18,7 +18,9 @@ from uniquery.querying import (
     dense,
     instance_balanced,
     sample_pixels,
+    view_of,
 )
+from uniquery.querying.random import keyed_generator
 from uniquery.segmenters import build_segmenter
 from uniquery.segmenters.condinst import CondInstConfig
 from uniquery.structures import Images, Targets, mask_boxes
@@ -83,6 +85,53 @@ def test_an_untrained_net_does_not_follow_a_flip():
 def test_lambda_zero_is_plain_augmentation():
     losses = UniqueQuerying(segmenter(), equivariance=Equivariance(weight=0.0))(*batch())
     assert "loss_equi" not in losses
+
+
+def test_paired_views_carry_the_base_loss_at_their_own_size():
+    """The mean of the base losses of images and views; a view is as large as what it shows, not padded to its image."""
+    model = segmenter()
+    images, targets = batch()
+    seen = []
+    model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    group = TransformGroup(flip=1.0, crop=(0.6, 0.7))
+    losses = UniqueQuerying(model, equivariance=Equivariance(weight=0.0, group=group))(images, targets)
+    originals, views = seen
+    assert torch.equal(originals.pixels, images.pixels)
+    assert views.pixels.shape[-2:] == (64, 64)
+    transforms = group.draw(images.sizes, keyed_generator(0, 0, 0), [keyed_generator(0, 0, 0, i, 0, 0) for i in (0, 1)])
+    again, view_targets = view_of(images, targets, transforms)
+    assert torch.equal(again.pixels, views.pixels)
+    halves = [UniqueQuerying(model)(images, targets), UniqueQuerying(model)(again, view_targets)]
+    for name, loss in losses.items():
+        assert loss.item() == pytest.approx(sum(half[name].item() for half in halves) / 2, rel=1e-5), name
+
+
+def test_l_inter_is_the_mean_over_the_queries_of_images_and_views():
+    """Not the mean of two means: views show fewer instances, and so have fewer queries."""
+    model = segmenter()
+    images, targets = batch()
+    crops = Equivariance(weight=0.0, group=TransformGroup(flip=0.0, crop=(0.4, 0.4)))
+    objective = UniqueQuerying(model, inter=InterScene(capacity=5000), equivariance=crops)
+    loss = objective(images, targets)["loss_inter"]
+    queries, ids = objective._last
+    assert 0 < (queries.image >= 2).sum() < (queries.image < 2).sum()
+    stored = objective.memory.read()
+    costs = []
+    for i in range(len(queries)):
+        logits = model.similarity(queries[i : i + 1], stored[stored.image_ids != ids[i]])
+        costs.append((0.9 * logits.sigmoid() ** 2.5 * torch.nn.functional.softplus(logits)).mean())
+    assert loss.item() == pytest.approx(torch.stack(costs).mean().item(), rel=1e-4)
+
+
+def test_the_order_of_images_does_not_change_the_memory():
+    images, targets = batch((3, 2, 1))
+    rows = []
+    for order in ([0, 1, 2], [2, 0, 1]):
+        objective = UniqueQuerying(segmenter(), **BOTH)
+        objective(Images(images.pixels[order], images.sizes), [targets[i] for i in order])
+        rows.append(objective.memory.read())
+    assert torch.equal(rows[0].image_ids, rows[1].image_ids)
+    assert torch.equal(rows[0].locations, rows[1].locations)
 
 
 def test_gradients_of_l_equi_reach_queries_of_the_view_and_features_of_the_original():
@@ -197,6 +246,8 @@ def test_evaluation_does_not_write_to_the_memory():
 def test_bad_settings():
     with pytest.raises(ValueError, match="negative"):
         Equivariance(weight=-1)
+    with pytest.raises(ValueError, match="paired"):
+        Equivariance(weight=0, views="extra")
     with pytest.raises(ValueError, match="negative"):
         InterScene(weight=-1)
 

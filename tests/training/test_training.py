@@ -173,6 +173,7 @@ def test_the_algorithm_trains_and_leaves_a_plain_model(scenes, tmp_path):
         ("querying.equivariance.crop=[0.5, 1.2]", "querying.equivariance.crop"),
         ("querying.equivariance.weight=-3", "querying.equivariance.weight"),
         ("querying.equivariance.rotate=[9, 1]", "smaller angle first"),
+        ("querying.equivariance={views: extra, weight: 0}", "take paired ones"),
         ("querying.intre={}", "Did you mean 'inter'"),
     ],
 )

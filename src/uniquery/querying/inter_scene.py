@@ -156,7 +156,7 @@ class _Pairs:
         device = embeddings.device.type
         closed = self.settings.scale is not None
         # A similarity of several layers holds several times as much as its logits.
-        pairs = self.settings.pairs_at_once or _PAIRS_AT_ONCE.get(device, 2**20) // (1 if closed else 4)
+        pairs = self.settings.pairs_at_once or _PAIRS_AT_ONCE.get(device, 2**20) // (1 if closed else 8)
         size = max(1, pairs // len(embeddings))
         step = self._closed_form if closed else self._generic
         # Memory is asked for once: of a CPU, as much again for each chunk would cost a third of the time.

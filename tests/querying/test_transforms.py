@@ -125,6 +125,16 @@ def test_drawn_windows_are_on_the_grid_and_inside():
     assert len(shapes) > 5
 
 
+@pytest.mark.parametrize("side", [64, 100, 128, 192, 250, 800])
+def test_a_crop_keeps_the_smallest_fraction_at_least(side):
+    """Rounding to the grid never cuts more than was allowed, unless the grid itself does not fit the side."""
+    group = TransformGroup(crop=(0.6, 1.0))
+    generator = torch.Generator().manual_seed(0)
+    kept = {g.height for _ in range(60) for g in group.draw([(side, side)], generator)}
+    assert all(0.6 * side <= height <= side and height % 32 == 0 for height in kept)
+    assert len(kept) > 1 or side == 64
+
+
 def test_a_flip_without_a_crop_takes_the_largest_window():
     (g,) = TransformGroup(flip=1.0, crop=None).draw([(100, 170)])
     assert (g.top, g.left, g.height, g.width, g.flip) == (0, 0, 96, 160, True)

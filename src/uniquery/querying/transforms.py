@@ -202,9 +202,9 @@ class TransformGroup:
         return Transform(top, left, height, width, flip, angle, scale)
 
     def _side(self, side: int, fraction: float, generator: torch.Generator | None) -> tuple[int, int]:
-        """Start and length of a window on the grid, inside the valid side where it is at least one cell."""
+        """Start and length of the smallest window on the grid that keeps the fraction, inside the valid side."""
         whole = max(side // CELL, 1)
-        cells = min(max(round(fraction * side / CELL), 1), whole)
+        cells = min(math.ceil(fraction * side / CELL), whole)
         start = int(self._uniform((0, whole - cells + 1), generator))
         return start * CELL, cells * CELL
 

@@ -52,7 +52,7 @@ def prepared_run(backbone: str) -> Run:
     objective.memory.push(StoredPixels(torch.randn(CAPACITY, CHANNELS), torch.rand(CAPACITY, 2), ids, ids, ids >= 0))
     categories = tuple(Category(i, str(i)) for i in range(80))
     card = ModelCard(config.model, BackboneConfig(name=backbone, weights="random"), categories, config.data.test_size)
-    return Run(config, card, model, objective, optimizer, None, steps=1, device=torch.device("cpu"))
+    return Run(config, card, model, objective, objective, optimizer, None, steps=1, device=torch.device("cpu"))
 
 
 def save(run: Run, folder: Path) -> None:

@@ -182,6 +182,16 @@ def test_settings_of_the_algorithm_that_cannot_be(scenes, tmp_path, override, wo
         load_config(small_config(tmp_path, scenes), [override])
 
 
+def test_a_crowd_that_cannot_all_be_found_is_told(scenes, tmp_path, capsys):
+    model = {"name": "mask2former", "queries": 1, "channels": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
+    changes = [("model", model), "model.max_detections=2", "train.steps=1"]
+    loop.train(load_config(small_config(tmp_path, scenes), changes))
+    said = " ".join(capsys.readouterr().out.split())
+    for limit in ("model.queries = 1", "model.max_detections = 2"):
+        assert re.search(rf"warning: an image has \d+ instances, more than {limit}", said)
+    assert "eval.max_detections" not in said
+
+
 def test_an_odd_batch_cannot_be_paired(scenes, tmp_path):
     with pytest.raises(ConfigError, match="must be even with paired views"):
         load_config(small_config(tmp_path, scenes), ["train.batch_size=3", "querying.equivariance={}"])

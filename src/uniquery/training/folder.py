@@ -16,6 +16,7 @@ from uniquery.data.coco import CocoData
 from uniquery.errors import ConfigError, UserError
 from uniquery.files import make_folder, write_atomically
 from uniquery.parallel import process_count
+from uniquery.segmenters.mask2former import Mask2FormerConfig
 from uniquery.training.config import Config, flat, parse_config, read_yaml, to_yaml
 from uniquery.training.run import Run, choose_device, images_per_step
 from uniquery.training.saving import has_checkpoint
@@ -137,6 +138,8 @@ def _processes() -> str:
 def _warn_of_crowds(config: Config, data: CocoData, console: Console) -> None:
     most = int(data.instances_per_image().max())
     limits = {"model.max_detections": config.model.max_detections, "eval.max_detections": config.eval.max_detections}
+    if isinstance(config.model, Mask2FormerConfig):
+        limits["model.queries"] = config.model.queries
     for key, limit in limits.items():
         if most > limit:
             console.print(

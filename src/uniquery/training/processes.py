@@ -16,7 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from uniquery.errors import ConfigError
-from uniquery.parallel import process_count
+from uniquery.parallel import process_count, wait_for_all
 
 _PATIENCE = timedelta(seconds=1)  # with a first process that may be gone
 
@@ -52,6 +52,7 @@ def joined_processes(device: torch.device) -> Iterator[None]:
     place = meeting_place(store, rank, count)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=place, rank=rank, world_size=count)
     yield  # after an error there is nobody to take leave of: torchrun ends the others
+    wait_for_all()  # none leaves while another still works
     dist.destroy_process_group()
 
 

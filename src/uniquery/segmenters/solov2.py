@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from uniquery.backbones import Backbone
 from uniquery.layers.fpn import FPN
 from uniquery.layers.pixels import Normalise
+from uniquery.layers.shared_conv import SharedConv3x3
 from uniquery.mask_losses import dice, sigmoid_focal
 from uniquery.parallel import mean_over_processes, normaliser, process_count
 from uniquery.postprocess import encode_masks, matrix_nms, resize_matrix, rle_boxes
@@ -233,10 +234,10 @@ class GridHead(nn.Module):
 
     def __init__(self, in_channels: int, channels: int, convs: int, num_classes: int, kernel_channels: int) -> None:
         super().__init__()
-        self.class_tower = _tower(in_channels, channels, convs)
-        self.kernel_tower = _tower(in_channels + 2, channels, convs)
-        self.classes = nn.Conv2d(channels, num_classes, 3, padding=1)
-        self.kernels = nn.Conv2d(channels, kernel_channels, 3, padding=1)
+        self.class_tower = Tower(in_channels, channels, convs)
+        self.kernel_tower = Tower(in_channels + 2, channels, convs)
+        self.classes = SharedConv3x3(channels, num_classes)
+        self.kernels = SharedConv3x3(channels, kernel_channels)
         for predictor in (self.classes, self.kernels):
             nn.init.normal_(predictor.weight, std=0.01)
             nn.init.zeros_(cast(Tensor, predictor.bias))
@@ -244,15 +245,35 @@ class GridHead(nn.Module):
 
     def forward(self, levels: Sequence[Tensor], grids: Sequence[int]) -> tuple[Tensor, Tensor]:
         """(B, in_channels, h, w) of each level → (B, L, C) class logits and (B, L, D) kernels."""
-        maps: list[tuple[Tensor, Tensor]] = []
+        resized, placed = [], []
         for features, side in zip(levels, grids, strict=False):
             x, at = (F.interpolate(m, size=(side, side), mode="bilinear") for m in (features, coordinates(features)))
-            placed = torch.cat([x, at], dim=1)
-            maps.append((self.classes(self.class_tower(x)), self.kernels(self.kernel_tower(placed))))
-        logits, kernels = (
-            torch.cat([m.flatten(2).mT for m in of_levels], dim=1) for of_levels in zip(*maps, strict=True)
-        )
-        return logits, kernels
+            resized.append(x)
+            placed.append(torch.cat([x, at], dim=1))
+        logits, kernels = self.classes(self.class_tower(resized)), self.kernels(self.kernel_tower(placed))
+        return _cells(logits), _cells(kernels)
+
+
+class Tower(nn.Sequential):
+    """Convolutions with group normalisation and ReLU, the same on maps of several sizes."""
+
+    def __init__(self, inputs: int, channels: int, convs: int) -> None:
+        super().__init__()
+        for i in range(convs):
+            conv = SharedConv3x3(inputs if i == 0 else channels, channels, bias=False)
+            nn.init.normal_(conv.weight, std=0.01)
+            self.extend((conv, _group_norm(channels), nn.ReLU(inplace=True)))
+
+    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """(B, inputs, S, S) of each level → (B, channels, S, S)."""
+        for layer in self:
+            maps = layer(maps) if isinstance(layer, SharedConv3x3) else [layer(x) for x in maps]
+        return list(maps)
+
+
+def _cells(levels: Sequence[Tensor]) -> Tensor:
+    """(B, C, S, S) of each level → (B, L, C)."""
+    return torch.cat([x.flatten(2).mT for x in levels], dim=1)
 
 
 class MaskHead(nn.Module):
@@ -281,13 +302,12 @@ def _block(inputs: int, outputs: int, kernel_size: int = 3) -> nn.Sequential:
     """Convolution, group normalisation, ReLU."""
     conv = nn.Conv2d(inputs, outputs, kernel_size, padding=kernel_size // 2, bias=False)
     nn.init.normal_(conv.weight, std=0.01)
+    return nn.Sequential(conv, _group_norm(outputs), nn.ReLU(inplace=True))
+
+
+def _group_norm(channels: int) -> nn.GroupNorm:
     # 32 groups, as the original; fewer where a group would hold one channel, which has no spread on a 1×1 map.
-    return nn.Sequential(conv, nn.GroupNorm(min(32, outputs // 2), outputs), nn.ReLU(inplace=True))
-
-
-def _tower(inputs: int, channels: int, convs: int) -> nn.Sequential:
-    blocks = (_block(inputs if i == 0 else channels, channels) for i in range(convs))
-    return nn.Sequential(*(layer for block in blocks for layer in block))
+    return nn.GroupNorm(min(32, channels // 2), channels)
 
 
 def coordinates(features: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ def draw_points(count: int, extent: tuple[float, float], like: Tensor) -> Tensor
     height, width = extent
     points = torch.rand(count, 2, device=like.device)  # in float32, so that all precisions see the same points
     points = points.to(torch.promote_types(like.dtype, torch.float32))
-    return points * points.new_tensor([width, height])
+    return torch.stack([points[:, 0] * width, points[:, 1] * height], dim=1)
 
 
 def point_losses(logits: Tensor, owned: Tensor, targets: PointTargets, sampling: PointSampling) -> Tensor:

@@ -52,7 +52,7 @@ class _Indexable(_Moves):
 
 @dataclass(frozen=True)
 class Images(_Moves):
-    """A batch of images, padded at the bottom and the right.
+    """A batch of images, padded at the bottom and the right to multiples of the coarsest stride, 32.
 
     Attributes:
         pixels: (B, 3, H, W) RGB in 0..255, uint8 or float; the segmenter normalises.

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from uniquery.layers.padding import GroupNorm, upsample, valid_cells, valid_tokens, without_padding
+from uniquery.layers.padding import GroupNorm, repeat_border, upsample, valid_cells, valid_tokens, without_padding
 
 SIZES = ((16, 24), (9, 32))  # of a padded 24 × 32, at stride 8: 2 × 3 and 2 × 4 cells of 3 × 4
 
@@ -22,6 +22,15 @@ def test_cells_that_hold_a_part_of_their_image(valid):
     expected[0, :, :2, :3] = True
     expected[1, :, :2] = True
     assert torch.equal(valid, expected)
+
+
+def test_the_border_is_repeated_in_the_padding(x):
+    filled = repeat_border(x, SIZES, 8)
+    assert torch.equal(filled[0, :, :2, :3], x[0, :, :2, :3])
+    assert torch.equal(filled[0, :, :2, 3], x[0, :, :2, 2])
+    assert torch.equal(filled[0, :, 2, 3], x[0, :, 1, 2])
+    assert torch.equal(filled[1, :, 2], x[1, :, 1])
+    assert repeat_border(x, ((24, 32), (24, 32)), 8) is x
 
 
 def test_no_mask_where_all_is_valid(x):

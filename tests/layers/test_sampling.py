@@ -45,6 +45,16 @@ def test_products_are_the_same_whichever_is_sampled(points, layers, rows):
     torch.testing.assert_close(torch.stack(list(sample_products(queries, features, points))), expected)
 
 
+@pytest.mark.parametrize("rows", [1, 9])
+def test_products_are_not_rounded_under_autocast(points, rows):
+    queries, features, points = (x.float() for x in (random(2, rows, 5), random(5, 6, 4), points))
+    expected = list(sample_products(queries, features, points))
+    with torch.autocast("cpu", torch.bfloat16):
+        for product, exact in zip(sample_products(queries, features, points), expected, strict=True):
+            assert torch.equal(product, exact)
+            assert torch.is_autocast_enabled("cpu")  # for the caller, nothing changes
+
+
 class TestMasks:
     def test_equal_the_float_way(self, points):
         masks = random(6, 9, 8) > 0

@@ -50,6 +50,12 @@ def test_layer_is_conv2d_whichever_way_it_computes(inputs, outputs, is_fewer, bi
         assert ours.shape == expected.shape
 
 
+def test_no_image():
+    layer = SharedConv3x3(256, 256)
+    (y,) = layer([torch.zeros(0, 256, 4, 6)])
+    assert y.shape == (0, 256, 4, 6)
+
+
 def test_float32_is_as_precise_as_float32_can_be():
     x, kernel = torch.randn(1, 256, 8, 8), torch.randn(256, 256, 3, 3)
     exact = F.conv2d(x.double(), kernel.double(), padding=1)

@@ -161,10 +161,25 @@ def test_extreme_logits_stay_finite():
 
 
 def test_bad_settings():
+    with pytest.raises(ValueError, match="'focall'"):
+        PairLoss("focall")
     with pytest.raises(ValueError, match="alpha"):
         PairLoss(alpha=1.5)
     with pytest.raises(ValueError, match="gamma"):
         PairLoss(gamma=-1)
+
+
+def test_a_similarity_that_would_learn_by_itself():
+    queries, ids, stored = make()
+    temperature = torch.nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def similarity(q, p):
+        return temperature * (q.embeddings @ p.embeddings.T)
+
+    with pytest.raises(ValueError, match="parameters of its own"):
+        InterSceneLoss()(queries, ids, stored, similarity)
+    still = Queries(queries.embeddings.detach(), queries.image, queries.target)
+    assert InterSceneLoss()(still, ids, stored, similarity) > 0
 
 
 def test_closed_form_under_autocast():

@@ -94,11 +94,25 @@ def test_bad_settings():
         instance_balanced(0)
     with pytest.raises(ValueError, match="at least 1"):
         sparse(0)
-    small = PixelMemory(2)
-    large = PixelMemory(4)
-    large.push(rows(1, 2, 3))
-    with pytest.raises(ValueError, match="holds 2"):
-        small.load_state_dict(large.state_dict())
+    with pytest.raises(ValueError, match="'float16'"):
+        PixelMemory(4, "float16")
+
+
+@pytest.mark.parametrize("capacity", [2, 8, 0])
+def test_a_state_of_another_capacity_does_not_fit(capacity):
+    memory, other = PixelMemory(4), PixelMemory(capacity)
+    memory.push(rows(1, 2, 3))
+    memory.push(rows(4, 5))
+    other.push(rows(9))
+    with pytest.raises(ValueError, match=f"of 4 pixels, this one of {capacity}"):
+        other.load_state_dict(memory.state_dict())
+    assert len(other) == 1  # as it was
+
+
+def test_which_pixels_are_a_querys_negatives():
+    memory = PixelMemory(4)
+    memory.push(rows(1, 2, 1))
+    assert memory.read().of_other_images(torch.tensor([1, 3])).tolist() == [[False, True, False], [True] * 3]
 
 
 def scene(image_id=7):
@@ -156,3 +170,8 @@ def test_sample_pixels_carries_everything():
     assert stored.is_thing.all()
     x, y = (stored.locations / 8).long().T
     torch.testing.assert_close(stored.embeddings, embeddings.detach()[0, :, y, x].T)
+
+
+def test_a_map_of_another_size_than_the_masks():
+    with pytest.raises(ValueError, match=r"masks of image 7 are \(32, 32\), its map at stride 8 spans \(40, 32\)"):
+        sample_pixels(PixelMap(torch.zeros(1, 4, 5, 4), 8), [scene()], dense())

@@ -250,6 +250,34 @@ def test_bad_settings():
         Equivariance(weight=0, views="extra")
     with pytest.raises(ValueError, match="negative"):
         InterScene(weight=-1)
+    for wrong in ({"max_queries": 0}, {"negatives_per_step": 0}):
+        with pytest.raises(ValueError, match="at least 1"):
+            InterScene(**wrong)
+    for wrong in ({"queries": "Matched"}, {"layers": "first"}):
+        with pytest.raises(ValueError, match="must be 'all' or 'matched'"):
+            InterScene(**wrong)
+    for wrong in ({"views": "Paired"}, {"target": "mask"}):
+        with pytest.raises(ValueError, match="must be 'paired' or 'extra'"):
+            Equivariance(**wrong)
+
+
+def test_a_push_larger_than_the_memory_keeps_pixels_of_all_images():
+    objective = UniqueQuerying(segmenter(), inter=InterScene(capacity=20, sampler=dense()))
+    objective(*batch())
+    assert len(objective.memory) == 20
+    assert objective.memory.read().image_ids.unique().tolist() == [0, 1]
+
+
+def test_watched_are_owners_of_all_images():
+    objective = UniqueQuerying(small("mask2former").train(), inter=InterScene(capacity=500))
+    images, targets = batch(counts=(1, 3))
+    objective(images, targets)
+    seen = []
+    similarity = objective.segmenter.similarity
+    objective.segmenter.similarity = lambda queries, pixels: (seen.append(queries), similarity(queries, pixels))[1]
+    assert 0 < objective.watch()["cross_scene_response"] < 1
+    assert seen[0].image.unique().tolist() == [0, 1]
+    assert (seen[0].target >= 0).all()
 
 
 class TestSetPrediction:

@@ -46,6 +46,22 @@ def test_boxes_and_masks_move_together(g):
     assert view.sum() == pytest.approx(16 * 24 * g.scale**2, rel=0.1)
 
 
+@pytest.mark.parametrize("g", ELEMENTS)
+def test_autocast_moves_nothing(g):
+    picture = blob(g.left + 40, g.top + 30)
+    with torch.autocast("cpu", torch.bfloat16):
+        view, valid = g.on_map(picture, 1), g.valid(1)
+    assert torch.equal(view, g.on_map(picture, 1))
+    assert torch.equal(valid, g.valid(1))
+
+
+def test_a_window_off_the_grid_of_a_map():
+    g = Transform(32, 32, 64, 64)
+    for act in (lambda: g.on_map(torch.zeros(1, 2, 2), 64), lambda: Transform(0, 0, 96, 98).valid(4)):
+        with pytest.raises(ValueError, match="not on the grid"):
+            act()
+
+
 @pytest.mark.parametrize("g", [g for g in ELEMENTS if g.is_exact])
 @pytest.mark.parametrize("stride", [4, 8, 16, 32])
 def test_exact_elements_line_up_at_every_stride(g, stride):

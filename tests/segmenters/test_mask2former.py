@@ -18,6 +18,7 @@ from uniquery import parallel
 from uniquery.backbones import Backbone, PixelFormat
 from uniquery.backbones.resnet import ResNet
 from uniquery.backbones.swin import Swin
+from uniquery.layers.padding import repeat_border
 from uniquery.segmenters import mask2former
 from uniquery.segmenters.mask2former import Mask2Former, Mask2FormerConfig, where_to_look
 from uniquery.structures import Images, Targets
@@ -78,7 +79,8 @@ class TestMaskedAttention:
         outputs = model(batch[0])
         assert [logits.shape[2] for logits in seen] == [12, 48, 192, 12]
         for layer, logits in enumerate(seen):
-            masks = torch.einsum("bnd,bdhw->bnhw", outputs.embeddings[layer], outputs.pixels.embeddings)
+            pixels = repeat_border(outputs.pixels.embeddings, batch[0].sizes, 4)
+            masks = torch.einsum("bnd,bdhw->bnhw", outputs.embeddings[layer], pixels)
             size = ((3, 4), (6, 8), (12, 16))[layer % 3]
             expected = F.interpolate(masks, size=size, mode="bilinear", align_corners=False).flatten(2)
             torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
@@ -374,6 +376,18 @@ class TestPadding:
         together = model(images)
         alone = model(Images(images.pixels[:1, :, :64, :96], ((64, 96),)))
         torch.testing.assert_close(together.logits[:, :1], alone.logits, rtol=1e-6, atol=1e-6)
+
+    @pytest.mark.parametrize("size", [(70, 90), (100, 136)])
+    def test_no_mask_is_at_a_border_for_lack_of_a_look(self, model, size, monkeypatch):
+        """A coarse cell at the border may lie over padding with all that is looked at."""
+        seen = []
+        look = mask2former.where_to_look
+        monkeypatch.setattr(mask2former, "where_to_look", lambda *a: (seen.append(a), look(*a))[1])
+        images, _ = drawn((size,), (3,))
+        model(images)
+        for logits, valid in seen:
+            inside = torch.ones_like(logits, dtype=torch.bool) if valid is None else valid[:, None].expand_as(logits)
+            assert (logits[inside] != 0).all()
 
     def test_the_original_attends_to_it(self, model):
         original = Mask2Former(

@@ -115,6 +115,11 @@ def test_init_from_a_foreign_checkpoint(tmp_path):
     assert report.loaded == ("head.controller.weight",)
     assert report.ignored == ("head.classes.weight",)
     assert (model.head.controller.weight == 0.5).all()
+    torch.save(theirs, tmp_path / "pytorch_model.bin")
+    assert init_from(model, tmp_path / "pytorch_model.bin") == report
+    (tmp_path / "detectron.pkl").write_bytes(b"any pickle")
+    with pytest.raises(CheckpointError, match="can run any code"):
+        init_from(model, tmp_path / "detectron.pkl")
     torch.save({"model": {"x": torch.zeros(1)}}, tmp_path / "other.pth")
     with pytest.raises(CheckpointError, match="Nothing in"):
         init_from(model, tmp_path / "other.pth")

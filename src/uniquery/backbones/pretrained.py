@@ -87,6 +87,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """
     if not path.is_file():
         raise CheckpointError(f"There is no weights file at {path}.")
+    if path.suffix == ".pkl":
+        raise CheckpointError(
+            f"{path} is a pickle, as detectron2 writes it, which can run any code when it is read. If you trust it: "
+            "python -c \"import pickle, sys, torch; m = pickle.load(open(sys.argv[1], 'rb'))['model']; "
+            'torch.save({k: torch.as_tensor(v) for k, v in m.items()}, sys.argv[2])" '
+            f"{path} {path.with_suffix('.pth')}, and give that."
+        )
     try:
         content: dict[str, Any] = load_file(path) if path.suffix == ".safetensors" else _load_pickle(path)
     except Exception as error:  # a damaged or hostile pickle may raise anything at all

@@ -24,7 +24,7 @@ def valid_cells(sizes: Sequence[tuple[int, int]], stride: int, features: Tensor)
     extents = [(-(-h // stride), -(-w // stride)) for h, w in sizes]
     if all(rows >= height and columns >= width for rows, columns in extents):
         return None
-    rows, columns = torch.tensor(extents, device=features.device).T[..., None]  # (B, 1) each
+    rows, columns = torch.tensor(extents).to(features.device, non_blocking=True).T[..., None]  # (B, 1) each
     down, across = (torch.arange(n, device=features.device) for n in (height, width))
     inside: Tensor = (down < rows)[:, :, None] & (across < columns)[:, None]
     return inside[:, None]
@@ -44,6 +44,19 @@ def valid_tokens(valid: Sequence[Tensor | None], maps: Sequence[Tensor]) -> Tens
 def without_padding(x: Tensor, valid: Tensor | None) -> Tensor:
     """Zero where nothing is valid."""
     return x if valid is None else x.masked_fill(~valid, 0)
+
+
+def repeat_border(x: Tensor, sizes: Sequence[tuple[int, int]], stride: int) -> Tensor:
+    """(B, C, h, w) with each image's last row and column repeated in its padding."""
+    height, width = x.shape[-2:]
+    if valid_cells(sizes, stride, x) is None:
+        return x
+    filled = []
+    for i, size in enumerate(sizes):
+        rows, columns = (min(n, -(-side // stride)) for n, side in zip((height, width), size, strict=True))
+        image = x[i : i + 1, :, :rows, :columns]
+        filled.append(F.pad(image, (0, width - columns, 0, height - rows), mode="replicate"))
+    return torch.cat(filled)
 
 
 def upsample(x: Tensor, size: tuple[int, int], valid: Tensor | None) -> Tensor:

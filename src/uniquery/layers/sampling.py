@@ -7,6 +7,7 @@ height.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -52,14 +53,18 @@ def sample_products(queries: Tensor, features: Tensor, points: Tensor) -> Iterat
     """
     layers, rows, channels = queries.shape
     dtype = torch.promote_types(features.dtype, torch.float32)
-    with torch.autocast(features.device.type, enabled=False):
-        queries, features = queries.to(dtype), features.to(dtype)
-        if layers * rows < channels:
+    no_autocast = partial(torch.autocast, features.device.type, enabled=False)
+    queries, features = queries.to(dtype), features.to(dtype)
+    if layers * rows < channels:
+        with no_autocast():
             products = (queries.flatten(0, 1) @ features.flatten(1)).unflatten(1, features.shape[1:])
-            sampled = sample_map(products, points).T.unflatten(0, (layers, rows))
-            return iter(sampled)
-        table = sample_map(features, points).T  # (D, P)
-        return (of_layer @ table for of_layer in queries)
+        yield from sample_map(products, points).T.unflatten(0, (layers, rows))
+        return
+    table = sample_map(features, points).T  # (D, P)
+    for of_layer in queries:
+        with no_autocast():
+            product = of_layer @ table
+        yield product
 
 
 def sample_masks(masks: Tensor, points: Tensor) -> Tensor:

@@ -48,7 +48,12 @@ class SharedConv3x3(nn.Conv2d):
 
     def _is_faster_with_fewer_products(self, x: Tensor) -> bool:
         is_wide = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(x.device.type)
-        return x.device.type == "cpu" and is_wide and min(self.in_channels, self.out_channels) >= _LEAST_CHANNELS
+        return (
+            x.device.type == "cpu"
+            and is_wide
+            and len(x) > 0
+            and min(self.in_channels, self.out_channels) >= _LEAST_CHANNELS
+        )
 
 
 class FewerProducts(torch.autograd.Function):
@@ -90,7 +95,7 @@ def _kernel_gradient(maps: Sequence[Tensor], gradients: Sequence[Tensor]) -> Ten
 
 def _apply(linear: Tensor, x: Tensor) -> Tensor:
     """(m, n) on the first dimension of (n, a, b)."""
-    return (linear.to(x) @ x.flatten(1)).view(-1, *x.shape[1:])
+    return (linear.to(x) @ x.flatten(1)).view(len(linear), *x.shape[1:])
 
 
 def _input_spectrum(x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ Kind = Literal["focal", "cross_entropy", "l1", "l2"]
 Similarity = Callable[[Any, Pixels], Tensor]
 
 # (query, pixel) pairs of a chunk: small ones stay in a CPU's cache, large ones mean fewer launches and wake-ups.
-_PAIRS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
+_PAIRS_AT_ONCE = {"cpu": 2**20, "cuda": 2**22}
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class PairLoss:
     gamma: float = 2.5
 
     def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"the loss of a pair is {self.kind!r} and must be one of {', '.join(get_args(Kind))}")
         if not 0 <= self.alpha < 1 or self.gamma < 0:
             raise ValueError("alpha must lie in 0..1 and gamma must not be negative")
 
@@ -91,7 +93,8 @@ class InterSceneLoss(nn.Module):
     """Eq. 5, in chunks: peak memory does not grow with the number of stored pixels.
 
     Value and gradient are accumulated in one pass over the memory, so neither the Q × P logits nor a graph of them ever
-    exists. Dot products have a closed form; any other similarity is differentiated chunk by chunk.
+    exists. Dot products have a closed form; any other similarity is differentiated chunk by chunk, with respect to the
+    embeddings of the queries, so it can have no other parameters.
 
     Args:
         loss: of a (query, pixel) pair.
@@ -128,6 +131,9 @@ class InterSceneLoss(nn.Module):
             similarity: ⟨q, I⟩, where it is not a dot product.
             stuff_labels: (Q,) class of each query that owns stuff, −1 for the others. Such a query is to fire on stuff
                 of its class wherever it is.
+
+        Raises:
+            ValueError: the similarity would learn by itself, beside the queries.
         """
         count = normaliser(queries.embeddings.new_tensor(len(queries), dtype=torch.float32))
         if stored is None or not len(stored) or not len(queries):
@@ -164,10 +170,12 @@ class _Pairs:
         # On a GPU, looking whether a chunk needs a mask would cost more than the mask.
         current = None if device == "cuda" else self.image_ids.unique()
         with torch.autocast(device, enabled=False):
+            if with_gradient and not closed:
+                self._check_only_queries_learn(embeddings.to(dtype))
             for start in range(0, len(self.stored), size):
                 chunk = self.stored[start : start + size]
                 needed = current is None or bool(torch.isin(chunk.image_ids, current).any())
-                other = (self.image_ids[:, None] != chunk.image_ids).to(dtype) if needed else None  # (Q, c)
+                other = chunk.of_other_images(self.image_ids).to(dtype) if needed else None  # (Q, c)
                 here = room[:, : len(embeddings) * len(chunk)].view(4, len(embeddings), -1)  # (4, Q, c)
                 sums += step(embeddings.to(dtype), chunk, other, here, gradient if with_gradient else None)
                 counts += len(chunk) if other is None else other.sum(1)
@@ -188,15 +196,23 @@ class _Pairs:
     def _generic(
         self, embeddings: Tensor, chunk: StoredPixels, other: Tensor | None, room: Tensor, gradient: Tensor | None
     ) -> Tensor:
-        assert self.similarity is not None, "a similarity is needed where it is not a dot product"
         with torch.enable_grad():
             leaf = embeddings.detach().requires_grad_(gradient is not None)
-            queries = replace(self.queries, embeddings=leaf)
-            logits = self.similarity(queries, replace(chunk, embeddings=chunk.embeddings.to(embeddings.dtype)))
+            logits = self._similarity(leaf, chunk)
         sums, slope = self._pair_loss(torch.neg(logits.detach(), out=room[0]), chunk, other, room[1:])
         if gradient is not None:
             gradient += torch.autograd.grad(logits, leaf, slope.to(logits.dtype))[0]
         return sums
+
+    def _similarity(self, embeddings: Tensor, chunk: StoredPixels) -> Tensor:
+        assert self.similarity is not None, "a similarity is needed where it is not a dot product"
+        queries = replace(self.queries, embeddings=embeddings)
+        return self.similarity(queries, replace(chunk, embeddings=chunk.embeddings.to(embeddings.dtype)))
+
+    def _check_only_queries_learn(self, embeddings: Tensor) -> None:
+        with torch.enable_grad():
+            if self._similarity(embeddings, self.stored[:1]).requires_grad:
+                raise ValueError("the similarity has parameters of its own: fold them into the queries' embeddings")
 
     def _pair_loss(
         self, minus_logits: Tensor, chunk: StoredPixels, other: Tensor | None, room: Tensor

@@ -26,6 +26,10 @@ class StoredPixels(Pixels):
     labels: Tensor
     is_thing: Tensor
 
+    def of_other_images(self, image_ids: Tensor) -> Tensor:
+        """(Q, P) bool: which pixels are not of the image of each query; `image_ids` are the queries' (Q,)."""
+        return image_ids[:, None] != self.image_ids
+
 
 _FIELDS = tuple(f.name for f in fields(StoredPixels))
 
@@ -62,6 +66,8 @@ class PixelMemory:
     def __init__(self, capacity: int = 100_000, dtype: Literal["float32", "bfloat16"] = "float32") -> None:
         if capacity < 0:
             raise ValueError(f"capacity is {capacity} and must not be negative")
+        if dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"dtype is {dtype!r} and must be 'float32' or 'bfloat16'")
         self.capacity = capacity
         self.dtype = torch.float32 if dtype == "float32" else torch.bfloat16
         self.clear()
@@ -118,7 +124,10 @@ class PixelMemory:
             self._mark.overwritten.append((places, self._born[places], rows[on_device]))
 
     def read(self) -> StoredPixels | None:
-        """The filled rows, in no order that matters; None before the first push."""
+        """The filled rows, in no order that matters; None before the first push.
+
+        `StoredPixels.of_other_images` says which of them are a query's negatives.
+        """
         return self._rows[: self._fill] if self._rows is not None else None
 
     def mean_age(self) -> float:
@@ -141,7 +150,7 @@ class PixelMemory:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that decides the next read and the next push."""
-        position = torch.tensor([self._next, self._fill, self._pushes])
+        position = torch.tensor([self._next, self._fill, self._pushes, self.capacity])
         if self._rows is None:
             return {"position": position}
         filled = self._rows[: self._fill]
@@ -151,15 +160,15 @@ class PixelMemory:
         """The inverse; a memory of another capacity does not fit.
 
         Raises:
-            ValueError: the state holds more rows than this memory.
+            ValueError: the state is of another capacity.
         """
+        next_row, fill, pushes, capacity = state["position"].tolist()
+        if capacity != self.capacity:
+            raise ValueError(f"the saved memory is of {capacity} pixels, this one of {self.capacity}")
         self.clear()
-        next_row, fill, pushes = state["position"].tolist()
         if "embeddings" not in state:
             self._pushes = pushes
             return
-        if self.capacity and fill > self.capacity:
-            raise ValueError(f"the saved memory has {fill} pixels, this one holds {self.capacity}")
         rows = StoredPixels(**{name: state[name].to(device) for name in _FIELDS})
         if self.capacity:
             for name in _FIELDS:

@@ -23,7 +23,7 @@ from uniquery.querying.transforms import Transform, TransformGroup
 from uniquery.structures import Images, Queries, Targets, index_in_batch
 
 _WATCHED_QUERIES, _WATCHED_PIXELS = 64, 2048
-_VIEWS, _PIXELS, _NEGATIVES, _QUERIES = range(4)  # what random numbers are for
+_VIEWS, _PIXELS, _NEGATIVES, _QUERIES, _KEPT = range(5)  # what random numbers are for
 
 Phase = Callable[[str], AbstractContextManager[None]]
 
@@ -61,6 +61,10 @@ class InterScene:
     def __post_init__(self) -> None:
         if self.weight < 0 or self.ramp_steps < 0:
             raise ValueError("weight and ramp_steps must not be negative")
+        if any(count is not None and count < 1 for count in (self.negatives_per_step, self.max_queries)):
+            raise ValueError("negatives_per_step and max_queries must be at least 1, or None for all")
+        if self.queries not in ("all", "matched") or self.layers not in ("last", "all"):
+            raise ValueError("queries must be 'all' or 'matched', and layers 'last' or 'all'")
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,8 @@ class Equivariance:
     def __post_init__(self) -> None:
         if self.weight < 0:
             raise ValueError("λ must not be negative")
+        if self.views not in ("paired", "extra") or self.target not in ("masks", "features"):
+            raise ValueError("views must be 'paired' or 'extra', and target 'masks' or 'features'")
         if self.views == "extra" and not self.weight:
             raise ValueError("λ = 0 leaves extra views without a use: take paired ones, or leave equivariance out")
 
@@ -182,7 +188,11 @@ class UniqueQuerying(nn.Module):
             names = [f.name for f in fields(sampled)]
             sampled = StoredPixels(*gather_rows([getattr(sampled, name) for name in names]))
         # The same order in memory, and so the same random part of it, whichever process saw an image.
-        return sampled[sampled.image_ids.argsort(stable=True)]
+        sampled = sampled[sampled.image_ids.argsort(stable=True)]
+        if 0 < settings.capacity < len(sampled):
+            kept = self._some(len(sampled), settings.capacity, _KEPT)
+            sampled = sampled[kept.to(sampled.image_ids.device)]
+        return sampled
 
     def _of_layer(
         self, settings: InterScene, queries: Any, targets: Sequence[Targets], stored: StoredPixels | None
@@ -235,14 +245,16 @@ class UniqueQuerying(nn.Module):
 
     @torch.no_grad()
     def watch(self) -> dict[str, float]:
-        """How full and how old the memory is, and how strongly the last step's queries fire on a part of it."""
+        """How full and how old the memory is, and how strongly the owners of the last step fire on a part of it."""
         stored = self.memory.read()
-        if self._last is None or stored is None or not len(stored) or not len(self._last[0]):
+        if self._last is None or stored is None or not len(stored):
             return {}
-        queries, ids = self._last[0][:_WATCHED_QUERIES], self._last[1][:_WATCHED_QUERIES]
+        queries, ids = self._last
+        owners = (queries.target >= 0).nonzero().flatten()
+        some = owners[:: max(1, len(owners) // _WATCHED_QUERIES)]
         seen = stored[:: max(1, len(stored) // _WATCHED_PIXELS)]
         seen = replace(seen, embeddings=seen.embeddings.float())
-        fired = self.segmenter.similarity(queries, seen).sigmoid()[ids[:, None] != seen.image_ids]
+        fired = self.segmenter.similarity(queries[some], seen).sigmoid()[seen.of_other_images(ids[some])]
         return {
             "memory_fill": float(len(self.memory)),
             "memory_age": self.memory.mean_age(),

@@ -82,11 +82,21 @@ def _check(count: int) -> None:
 def sample_pixels(
     pixel_map: PixelMap, targets: Sequence[Targets], sampler: Sampler, generator: Generators = None
 ) -> StoredPixels:
-    """The sampled instance pixels of a batch, detached. Padding and crowd regions own no cell, so they never enter."""
+    """The sampled instance pixels of a batch, detached. Padding and crowd regions own no cell, so they never enter.
+
+    Raises:
+        ValueError: the masks have not the size of the map times its stride.
+    """
     parts = []
+    extent = tuple(pixel_map.stride * side for side in pixel_map.embeddings.shape[-2:])
     locations = pixel_map.locations()
     generators = of_each_image(generator, len(targets))
     for embeddings, target, generator in zip(pixel_map.embeddings.detach(), targets, generators, strict=True):
+        if target.masks.shape[1:] != extent:
+            raise ValueError(
+                f"the masks of image {target.image_id} are {tuple(target.masks.shape[1:])}, its map at stride "
+                f"{pixel_map.stride} spans {extent}: pad images and masks to a multiple of the stride"
+            )
         instance, cell = sampler(owned_cells(target.masks, pixel_map.stride), generator)
         image_ids = torch.full_like(cell, target.image_id)
         things = torch.ones_like(cell, dtype=torch.bool) if target.things is None else target.things[instance]

@@ -55,8 +55,12 @@ class Transform:
         return self.angle == 0 and self.scale == 1
 
     def on_map(self, x: Tensor, stride: int = 1, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
-        """(C, h, w) at a stride → the view's (C, h', w')."""
-        top, left, height, width = (v // stride for v in (self.top, self.left, self.height, self.width))
+        """(C, h, w) at a stride → the view's (C, h', w').
+
+        Raises:
+            ValueError: the window does not consist of whole cells.
+        """
+        top, left, height, width = self._window(stride)
         x = x[:, top : top + height, left : left + width]
         if self.flip:
             x = x.flip(2)
@@ -110,7 +114,7 @@ class Transform:
 
     def valid(self, stride: int = 1, device: torch.device | None = None) -> Tensor:
         """(h', w') bool: where the view shows the window."""
-        height, width = self.height // stride, self.width // stride
+        _, _, height, width = self._window(stride)
         if self.is_exact:
             return torch.ones(height, width, dtype=torch.bool, device=device)
         return (self._grid(height, width, device)[0].abs() <= 1).all(-1)
@@ -143,7 +147,16 @@ class Transform:
         cos, sin = math.cos(math.radians(self.angle)) / self.scale, math.sin(math.radians(self.angle)) / self.scale
         aspect = self.height / self.width
         theta = torch.tensor([[cos, -sin * aspect, 0], [sin / aspect, cos, 0]], device=device, dtype=torch.float32)
-        return F.affine_grid(theta[None], [1, 1, height, width], align_corners=False)
+        with torch.autocast(theta.device.type, enabled=False):  # in bfloat16 it would be off by pixels
+            return F.affine_grid(theta[None], [1, 1, height, width], align_corners=False)
+
+    def _window(self, stride: int) -> tuple[int, int, int, int]:
+        """Top, left, height and width in cells of a map."""
+        window = self.top, self.left, self.height, self.width
+        if any(v % stride for v in window):
+            raise ValueError(f"the window {window} (top, left, height, width) is not on the grid of stride {stride}")
+        top, left, height, width = (v // stride for v in window)
+        return top, left, height, width
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from uniquery.backbones import Backbone
 from uniquery.layers.attention import Attention, FeedForward, Perceptron
 from uniquery.layers.deformable_attention import DeformableLayer, token_places
-from uniquery.layers.padding import GroupNorm, upsample, valid_cells, valid_tokens, without_padding
+from uniquery.layers.padding import GroupNorm, repeat_border, upsample, valid_cells, valid_tokens, without_padding
 from uniquery.layers.pixels import Normalise
 from uniquery.layers.position import sine_positions
 from uniquery.layers.sampling import sample_map, sample_products
@@ -392,9 +392,10 @@ class MaskedDecoder(nn.Module):
         values = [x.flatten(2).mT + e for x, e in zip(levels, self.level_embedding, strict=True)]  # (B, S, D)
         keys = [v + _positions(x, s, sizes) for v, s, x in zip(values, LEVELS, levels, strict=True)]
         inside = [valid_tokens([valid_cells(sizes, s, x)], [x]) for s, x in zip(LEVELS, levels, strict=True)]
+        # A coarse token at the border may look at nothing but padding, which would say that every mask is there.
+        whole = repeat_border(embeddings.detach(), sizes, STRIDE)
         small = [
-            F.interpolate(embeddings.detach(), size=x.shape[-2:], mode="bilinear", align_corners=False).flatten(2)
-            for x in levels
+            F.interpolate(whole, size=x.shape[-2:], mode="bilinear", align_corners=False).flatten(2) for x in levels
         ]  # (B, D, S): the mask of a query at a level's size is its product with these
         queries = self.query_features.expand(len(embeddings), -1, -1)  # (B, N, D)
         seen = [self.norm(queries)]
@@ -433,4 +434,5 @@ def _positions(x: Tensor, stride: int, sizes: Sequence[tuple[int, int]]) -> Tens
     different = sizes if len(set(sizes)) > 1 else sizes[:1]
     extents = [(min(height, -(-h // stride)), min(width, -(-w // stride))) for h, w in different]
     dtype = torch.promote_types(x.dtype, torch.float32)
-    return sine_positions((height, width), x.new_tensor(extents, dtype=dtype), x.shape[1]).to(x.dtype)
+    extent = torch.tensor(extents, dtype=dtype).to(x.device, non_blocking=True)
+    return sine_positions((height, width), extent, x.shape[1]).to(x.dtype)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -322,6 +322,11 @@ def coordinates(features: Tensor) -> Tensor:
     return at.expand(batch, 2, height, width).contiguous(memory_format=torch.channels_last)
 
 
+def _constant(values: Sequence[Any], device: torch.device) -> Tensor:
+    """Without making a GPU wait."""
+    return torch.tensor(values).to(device, non_blocking=True)
+
+
 @torch.no_grad()
 def assign_cells(
     targets: Targets,
@@ -348,13 +353,13 @@ def assign_cells(
     device = targets.masks.device
     sides = targets.boxes[:, 2:] - targets.boxes[:, :2]
     size = sides.prod(1).sqrt()[:, None]
-    low, high = torch.tensor(size_ranges, device=device).T
+    low, high = _constant(size_ranges, device).T
     is_fit = (size >= low) & (size <= high) & targets.masks.flatten(1).any(1)[:, None]  # (K, G)
 
-    cells = torch.tensor(grids, device=device)
-    side = torch.tensor([1 / s for s in grids], device=device)[:, None]
+    cells = _constant(grids, device)
+    side = _constant([1 / s for s in grids], device)[:, None]
     centre, half = mask_centroids(targets.masks), 0.5 * sides * centre_fraction
-    span = torch.tensor(extent[::-1], device=device)
+    span = _constant(extent[::-1], device)
     # A centre on the edge of two cells falls to either by rounding: divided as the original does.
     middle, first, last = (((at / span)[:, None] // side).long() for at in (centre, centre - half, centre + half))
     near = middle[..., None] + torch.arange(-1, 2, device=device)  # (K, G, 2, 3)

@@ -202,7 +202,7 @@ def init_from(model: nn.Module, path: Path) -> LoadReport:
 def _is_foreign(path: Path) -> bool:
     """Whether a file is another project's: a pickle, or safetensors without our header."""
     if path.suffix != ".safetensors" or not path.is_file():
-        return path.suffix in (".pth", ".pt")
+        return path.suffix in (".pth", ".pt", ".bin", ".pkl")
     try:
         with safe_open(path, framework="pt") as content:
             return not (content.metadata() or {}).get("format", "").startswith("uniquery")

@@ -50,7 +50,7 @@ class DataConfig(Settings):
 
 
 class LayerConfig(Settings):
-    """Exceptions for parameters whose name contains a given text."""
+    """Exceptions for some parameters."""
 
     lr_factor: float = Field(1.0, ge=0)
     weight_decay: float | None = Field(None, ge=0)
@@ -71,7 +71,9 @@ class OptimConfig(Settings):
     weight_decay: float = Field(1e-4, ge=0)
     norm_weight_decay: float | None = Field(None, ge=0, description="of normalisation layers; None: like the rest")
     backbone_lr_factor: float = Field(1.0, ge=0)
-    layers: dict[str, LayerConfig] = Field({}, description="exceptions by a part of the parameter's name")
+    layers: dict[str, LayerConfig] = Field(
+        {}, description="exceptions by how a parameter's name, or its name within a module, begins"
+    )
     clip_norm: float | None = Field(None, gt=0, description="largest norm of the gradient")
 
 

@@ -208,6 +208,8 @@ def _log(work: Work, found: Gradients, task: TaskID) -> None:
     lr = max(group["lr"] for group in run.optimizer.param_groups)
     seconds = clock.take()
     watched = run.objective.watch()
+    if watched:
+        watched["memory_age"] /= run.config.train.accumulate  # of pushes, one a forward
     extra = {"querying": watched} if watched else {}
     seen = run.step * images_per_step(run.config)
     gradient = found.norm.item()

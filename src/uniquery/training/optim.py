@@ -43,7 +43,7 @@ def _settings(name: str, is_norm: bool, config: OptimConfig) -> tuple[float, flo
     if is_norm and config.norm_weight_decay is not None:
         decay = config.norm_weight_decay
     for part, layer in config.layers.items():
-        if part in name:
+        if f".{part}" in f".{name}":
             factor *= layer.lr_factor
             decay = decay if layer.weight_decay is None else layer.weight_decay
     return factor, decay

@@ -10,7 +10,7 @@ import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 from small_segmenters import drawn, small
-from uniquery.parallel import gather_rows, mean_over_processes
+from uniquery.parallel import gather_rows, mean_over_processes, take_from_first
 from uniquery.querying import Equivariance, InterScene, TransformGroup, UniqueQuerying
 from uniquery.structures import Images
 
@@ -41,7 +41,9 @@ def means_and_gradients(rank: int) -> dict[str, Any]:
     objective = DistributedDataParallel(whole_objective())
     trained = _gradients(objective, slice(2 * rank, 2 * rank + 2))
     memory = objective.module.memory.read()
-    return {**result, "gathered": gathered, "stored": memory.image_ids.sort().values, **trained}
+    taken = torch.full((2,), rank)
+    take_from_first([taken])
+    return {**result, "gathered": gathered, "taken": taken, "stored": memory.image_ids.sort().values, **trained}
 
 
 def whole_batch() -> dict[str, Any]:

@@ -49,6 +49,11 @@ def test_two_halves_learn_like_the_whole(results):
 
 
 @pytest.mark.distributed
+def test_what_is_taken_from_the_first(results):
+    assert [result["taken"].tolist() for result in results] == [[0, 0], [0, 0]]
+
+
+@pytest.mark.distributed
 def test_rows_are_gathered_in_order_whatever_their_number(results):
     for result in results:
         rows, flags = result["gathered"]

@@ -75,7 +75,8 @@ def folder_replaced(path: Path, *, keep: int = 0) -> Iterator[Path]:
 def recover_folder(path: Path) -> None:
     """Puts the old folder back if a process was killed just before the new one took its place."""
     if _retired(path).exists() and not path.exists():
-        _retired(path).rename(path)
+        with suppress(FileNotFoundError):  # another process was faster
+            _retired(path).rename(path)
 
 
 def kept_folders(path: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 """What a loss needs to know of other processes. Without a process group, a process is alone."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import torch
@@ -49,6 +49,13 @@ def gather_lists(items: list[T]) -> list[T]:
     lists: list[list[T] | None] | None = [None] * process_count() if process_rank() == 0 else None
     dist.gather_object(items, lists)
     return [item for part in lists or [] for item in part or []]
+
+
+def take_from_first(tensors: Iterable[Tensor]) -> None:
+    """Overwrites tensors by those of the first process."""
+    if _together():
+        for tensor in tensors:
+            dist.broadcast(tensor, src=0)
 
 
 def wait_for_all() -> None:

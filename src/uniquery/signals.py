@@ -1,8 +1,7 @@
-"""Being asked to stop: the first signal is remembered until the work at hand is done, the second ends the process."""
+"""Being asked to stop: a signal is remembered until the work at hand is done; a second Ctrl-C ends the process."""
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from types import FrameType
 from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+WORKERS_SECONDS = 60  # that a data worker goes on after SIGTERM
 
 
 class StopRequest:
@@ -18,17 +18,16 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
-        self._is_received = False  # here, not in another process
 
     def __bool__(self) -> bool:
         return self.signal is not None
 
     def receive(self, number: int, _: FrameType | None) -> None:
-        """Remembers the first signal; the second has its usual effect, at once."""
-        if self._is_received:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        self._is_received = True
+        """Remembers the signal. From now on Ctrl-C has its usual effect, at once.
+
+        SIGTERM keeps none: a launcher passes on the one that it got, and a cluster may send one to every process.
+        """
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         self.signal = signal.Signals(number)
 
     def join(self) -> None:
@@ -47,7 +46,7 @@ def stop_requests() -> Iterator[StopRequest]:
     """Catches SIGINT and SIGTERM inside the block; outside the main thread, where python forbids it, catches nothing.
 
     >>> with stop_requests() as stop:
-    ...     os.kill(os.getpid(), signal.SIGTERM)
+    ...     signal.raise_signal(signal.SIGTERM)
     ...     stop.signal.name
     'SIGTERM'
     """
@@ -63,11 +62,15 @@ def stop_requests() -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
-def outlive_first_signal(_worker: int = 0) -> None:
+def outlive_signals(_worker: int = 0) -> None:
     """For a data worker: a signal to the whole group of processes is the trainer's to answer.
 
-    Ctrl-C never ends a worker, and SIGTERM only the second time: a trainer that ends a worker which hangs sends more
-    than one.
+    Ctrl-C never ends a worker, and SIGTERM after a minute, in which the trainer can finish its step; without an end, a
+    worker that hangs could not be got rid of.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
+    signal.signal(signal.SIGTERM, lambda *_: _end_in(WORKERS_SECONDS))
+
+
+def _end_in(seconds: int) -> None:
+    signal.alarm(seconds)

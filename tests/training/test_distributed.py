@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -124,6 +125,54 @@ def test_a_process_that_fails_ends_all(runs, tmp_path):
     assert "nowhere" in result.stderr
     assert time.monotonic() - began < 60
     assert not (folder / "broken" / "last").exists()
+
+
+def run_differently(script: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """Two processes whose arguments name their rank."""
+    script.write_text(
+        "import os, sys\n"
+        "from uniquery.cli import main\n"
+        "sys.exit(main([a.replace('RANK', os.environ['RANK']) for a in sys.argv[1:]]))\n"
+    )
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    sets = [part for setting in (*SETTINGS, "train.batch_size=2") for part in ("--set", setting)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    whole = [sys.executable, *launcher, "train", *arguments, *sets]
+    return subprocess.run(whole, env=environment, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_one_process_that_fails_says_why(runs, tmp_path):
+    config, _, _ = runs
+    for rank, images in enumerate(("train", "nowhere")):
+        (tmp_path / f"{rank}.yaml").write_text(config.read_text().replace("images/train", f"images/{images}"))
+    result = run_differently(tmp_path / "start.py", str(tmp_path / "RANK.yaml"), "--name", "one-fails")
+    assert result.returncode != 0
+    assert "error in process 1: " in result.stderr
+    assert "nowhere" in result.stderr
+    assert "by peer" not in result.stderr  # what the other one meets with is not the cause
+
+
+def test_processes_that_see_different_folders(runs, tmp_path):
+    config, folder, _ = runs
+    for rank in range(2):
+        (tmp_path / f"{rank}.yaml").write_text(config.read_text())
+    shutil.copytree(folder / "two", tmp_path / "runs0" / "two")
+    arguments = ["--output", str(tmp_path / "runsRANK"), "--name", "two", "--resume", "auto"]
+    result = run_differently(tmp_path / "start.py", str(tmp_path / "RANK.yaml"), *arguments)
+    assert result.returncode != 0
+    assert "error in process 1: Another process finds a checkpoint" in result.stderr
+
+
+def test_processes_that_see_different_checkpoints(runs, tmp_path):
+    config, folder, _ = runs
+    for rank in range(2):
+        (tmp_path / f"{rank}.yaml").write_text(config.read_text())
+        shutil.copytree(folder / "two", tmp_path / f"runs{rank}" / "two")
+    shutil.rmtree(tmp_path / "runs1" / "two" / "last")  # an older one is left
+    arguments = ["--output", str(tmp_path / "runsRANK"), "--name", "two", "--resume", "auto"]
+    result = run_differently(tmp_path / "start.py", str(tmp_path / "RANK.yaml"), *arguments)
+    assert result.returncode != 0
+    assert "Process 1 begins after step 15, the first one after step 20" in result.stderr
 
 
 def test_a_stop_is_agreed_and_a_restart_goes_on(runs):

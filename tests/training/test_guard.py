@@ -209,7 +209,7 @@ class TestSkipping:
 )
 def test_what_is_finite(losses, norm, finite):
     named = {str(i): torch.tensor(loss) for i, loss in enumerate(losses)}
-    assert Gradients(named, torch.tensor(norm), []).are_finite() is finite
+    assert Gradients(named, torch.tensor(norm), [], torch.tensor(0.0)).are_finite() is finite
 
 
 class TestOutOfMemory:
@@ -307,3 +307,12 @@ def same(one: dict[str, float], other: dict[str, float]) -> bool:
     return set(one) == set(other) and all(
         one[k] == other[k] or (one[k] != one[k] and other[k] != other[k]) for k in one
     )
+
+
+@pytest.mark.parametrize(("own", "suspects"), [((1.0, math.nan), [7, 9]), ((1.0, 2.0), [3, 5, 7, 9])])
+def test_images_of_the_processes_that_went_astray(own, suspects, monkeypatch):
+    """What the second of two processes would gather."""
+    first = [torch.tensor([3, 5]), torch.tensor([not math.isfinite(own[0])] * 2)]
+    monkeypatch.setattr(step, "gather_rows", lambda rows: [torch.cat(pair) for pair in zip(first, rows, strict=True)])
+    found = Gradients({"loss": torch.tensor(math.nan)}, torch.tensor(math.nan), [7, 9], torch.tensor(own[1]))
+    assert found.suspects() == suspects

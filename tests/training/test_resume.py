@@ -15,7 +15,7 @@ from killed_runs import ALGORITHM, arguments, children, leavings, start, train_t
 from small_runs import small_config
 from uniquery.errors import CheckpointError, ConfigError
 from uniquery.segmenters import build_segmenter
-from uniquery.signals import StopRequest, outlive_first_signal, stop_requests
+from uniquery.signals import outlive_signals, stop_requests
 from uniquery.training import evaluating, loop
 from uniquery.training.config import load_config
 
@@ -74,14 +74,14 @@ def test_kills_at_random_moments_change_nothing(scenes, tmp_path, kills, steps):
     assert leavings(runs / "killed") == leavings(runs / "whole")
 
 
-def test_killed_after_the_first_best_model_and_before_the_first_checkpoint(scenes, tmp_path, monkeypatch):
+def test_killed_after_the_first_best_model_whose_checkpoint_was_lost(scenes, tmp_path, monkeypatch):
     changes = ["train.save_every=100", "train.steps=4"]
     whole = load_config(small_config(tmp_path, scenes), [*changes, "name=whole"])
     loop.train(whole)
     broken = load_config(small_config(tmp_path, scenes), [*changes, "name=broken"])
     dies_in_step(monkeypatch, broken, 3)
     assert (broken.folder / "best").is_dir()
-    assert not (broken.folder / "last").exists()
+    shutil.rmtree(broken.folder / "last")
     other = load_config(small_config(tmp_path, scenes), [*changes, "name=broken", "optim.lr=0.5"])
     with pytest.raises(ConfigError, match=r"optim\.lr"):
         loop.train(other, resume="auto")
@@ -251,16 +251,18 @@ class TestSignals:
         loop.train(broken, resume=True)
         assert leavings(broken.folder) == leavings(whole.folder)
 
-    def test_the_second_signal_ends_at_once(self, monkeypatch):
-        done = []
-        monkeypatch.setattr("uniquery.signals.signal.signal", lambda *a: done.append(a))
-        monkeypatch.setattr("uniquery.signals.os.kill", lambda *a: done.append(a))
-        request = StopRequest()
-        request.receive(signal.SIGINT, None)
-        assert request
-        assert not done
-        request.receive(signal.SIGTERM, None)
-        assert done == [(signal.SIGTERM, signal.SIG_DFL), (os.getpid(), signal.SIGTERM)]
+    @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+    def test_a_second_ctrl_c_ends_at_once_and_a_second_term_does_not(self, first):
+        child = os.fork()
+        if child == 0:
+            with stop_requests() as stop:
+                signal.raise_signal(first)
+                signal.raise_signal(signal.SIGTERM)
+                signal.raise_signal(signal.SIGTERM)
+                if stop:
+                    signal.raise_signal(signal.SIGINT)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGINT
 
     def test_a_stop_that_another_process_asked_for_leaves_one_signal_to_come(self):
         """torchrun sends its signal to all: what comes after the agreement must not end a process that saves."""
@@ -275,17 +277,20 @@ class TestSignals:
             assert signal.getsignal(signal.SIGINT) is not before[0]
         assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
-    def test_a_worker_answers_the_second_term_signal(self):
+    def test_a_worker_outlives_signals_for_a_while(self, monkeypatch):
+        monkeypatch.setattr("uniquery.signals.WORKERS_SECONDS", 1)
+        heard, alive = os.pipe()
         child = os.fork()
         if child == 0:
-            outlive_first_signal()
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGTERM)
+            outlive_signals()
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM):
+                signal.raise_signal(number)
+            time.sleep(0.1)
+            os.write(alive, b"yes")
             time.sleep(5)
             os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGALRM
+        assert os.read(heard, 3) == b"yes"
 
 
 def test_resume_notices_that_a_part_was_switched_off(scenes, tmp_path):

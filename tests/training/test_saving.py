@@ -168,7 +168,7 @@ class TestFullDisk:
         load_model(config.folder / "last")
 
     def test_training_stops_and_says_what_is_left(self, scenes, tmp_path, monkeypatch):
-        config = load_config(small_config(tmp_path, scenes), ["train.steps=4", "train.save_every=2"])
+        config = load_config(small_config(tmp_path, scenes), ["train.steps=4", "train.save_every=2", "train.eval_every=4"])
         real, folders = saving.save_checkpoint, []
 
         def full_the_second_time(folder, *rest, **more):
@@ -213,7 +213,8 @@ class TestWhen:
         return steps
 
     def test_by_steps_and_at_the_end(self, scenes, tmp_path, monkeypatch):
-        assert self.steps_saved(scenes, tmp_path, monkeypatch, "train.steps=5", "train.save_every=2") == [2, 4, 5]
+        steps = self.steps_saved(scenes, tmp_path, monkeypatch, "train.steps=5", "train.save_every=3")
+        assert steps == [3, 5, 5]  # before the evaluation at the end, and after it
 
     def test_by_minutes(self, scenes, tmp_path, monkeypatch):
         minutes = iter(range(0, 1000, 4))
@@ -265,7 +266,7 @@ def test_checkpoints_of_earlier_versions_resume(scenes, tmp_path):
         },
     )
     (folder / "checksums.json").unlink()
-    _, saved = saving.load_last(config.folder, Console())
+    _, saved, _ = saving.load_last(config.folder, Console())
     assert saved.values["step"] == 2
     loop.train(config, resume=True)
 
@@ -281,6 +282,48 @@ def test_a_whole_checkpoint_that_does_not_fit(scenes, tmp_path):
     save_checkpoint(folder, model, card, TrainerState(trainer, values, values.pop("model_is")))
     with pytest.raises(CheckpointError, match=r"does not fit this version.*head\.classes\.weight"):
         loop.train(config, resume=True)
+
+
+def test_a_damaged_checkpoint_is_set_aside(scenes, tmp_path, capsys):
+    changes = ["train.save_every=1", "train.keep_last=2", "train.eval_every=100"]
+    loop.train(load_config(small_config(tmp_path, scenes), [*changes, "train.steps=2"]))
+    config = load_config(small_config(tmp_path, scenes), [*changes, "train.steps=2"])
+    damaged = config.folder / "last" / "trainer.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    loop.train(config, resume=True)
+    kept = [read_values(p / "trainer.json")["step"] for p in kept_folders(config.folder / "last")]
+    assert kept == [2, 1]
+    for place in kept_folders(config.folder / "last"):
+        assert read_tensors(place / "trainer.safetensors")  # whole
+    assert (config.folder / "last.damaged").is_dir()
+
+
+def test_an_evaluation_that_fails_loses_no_step(scenes, tmp_path, monkeypatch):
+    config = load_config(small_config(tmp_path, scenes), ["train.save_every=100", "train.eval_every=3"])
+
+    def fail(*_, **__):
+        raise UserError("the validation data is broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "evaluate_run", fail)
+        with pytest.raises(UserError, match="broken"):
+            loop.train(config)
+    assert read_values(config.folder / "last" / "trainer.json")["step"] == 3
+    loop.train(config, resume=True)
+
+
+def test_a_folder_with_checkpoints_and_no_configuration_is_not_overwritten(scenes, tmp_path):
+    config = load_config(small_config(tmp_path, scenes), ["train.steps=1"])
+    loop.train(config)
+    (config.folder / "config.yaml").unlink()
+    with pytest.raises(UserError, match="already holds a run"):
+        loop.train(config)
+
+
+def test_metrics_log_forgets_an_evaluation_that_is_repeated(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 2}\n{"kind": "eval", "step": 2}\n')
+    MetricsLog(tmp_path, keep_until=2, evaluated_until=1).close()
+    assert [json.loads(line)["kind"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == ["train"]
 
 
 def test_metrics_log_forgets_repeated_steps_and_cut_lines(tmp_path):

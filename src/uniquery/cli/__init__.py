@@ -15,6 +15,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 from uniquery import __version__
 from uniquery.cli import config, data, demo, diagnose, eval, predict, report, train  # noqa: A004
 from uniquery.errors import UserError
+from uniquery.training.processes import is_lost_connection
 
 COMMANDS = (demo, train, eval, predict, diagnose, report, config, data)
 
@@ -45,6 +46,11 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except RuntimeError as error:
+        if not is_lost_connection(error):
+            raise
+        print(f"error{_of_process()}: Another process ended first; what it says is the cause.", file=sys.stderr)
+        return 1
 
 
 def _of_process() -> str:

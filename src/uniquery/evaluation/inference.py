@@ -15,7 +15,7 @@ from uniquery.data.batch import Batch, EvaluationItems, Item, collate, image_onl
 from uniquery.data.coco import CocoData
 from uniquery.postprocess import resized_size
 from uniquery.querying.contract import Segmenter
-from uniquery.signals import outlive_first_signal
+from uniquery.signals import outlive_signals
 from uniquery.structures import Instances
 
 Progress = Callable[[int, int], None]
@@ -39,7 +39,7 @@ def predict_data(
         num_workers=workers,
         collate_fn=collate,
         pin_memory=device.type == "cuda",
-        worker_init_fn=outlive_first_signal,
+        worker_init_fn=outlive_signals,
         generator=torch.Generator(),  # else an evaluation would move the generator that training draws from
     )
     model.eval()

@@ -17,7 +17,7 @@ from uniquery.data.coco import CocoData
 from uniquery.evaluation import Metrics, evaluate
 from uniquery.evaluation.inference import Progress, category_ids_by_name, coco_results, predict_data
 from uniquery.files import write_atomically
-from uniquery.parallel import gather_lists, process_count, process_rank
+from uniquery.parallel import gather_lists, process_count, process_rank, take_from_first
 from uniquery.querying.contract import Segmenter
 from uniquery.training.checkpoint import ModelCard, save_checkpoint
 from uniquery.training.config import Config
@@ -65,12 +65,17 @@ def evaluate_run(run: Run, val: CocoData, folder: Path, log: MetricsLog, console
 
 @contextmanager
 def _evaluated_weights(run: Run) -> Iterator[None]:
-    """The averaged weights in the model's place, if there are any, for as long as the block."""
+    """The averaged weights in the model's place, if there are any, for as long as the block.
+
+    Batch statistics are those of the first process, whose model is the one that is saved.
+    """
     if run.average is None:
+        take_from_first(run.model.buffers())  # as the next training forward does
         yield
         return
     training = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
     run.model.load_state_dict(run.average.state_dict())
+    take_from_first(run.model.buffers())
     try:
         yield
     finally:

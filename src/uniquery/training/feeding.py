@@ -14,7 +14,7 @@ from uniquery.data.batch import Batch, EndlessBatches, TrainingItems, collate, r
 from uniquery.data.coco import CocoData
 from uniquery.errors import CheckpointError, ConfigError, UserError
 from uniquery.parallel import process_count, process_rank
-from uniquery.signals import outlive_first_signal
+from uniquery.signals import outlive_signals
 from uniquery.training.config import Config
 from uniquery.training.run import Run
 
@@ -86,7 +86,7 @@ def training_batches(
         num_workers=run.config.data.workers if workers is None else workers,
         collate_fn=collate,
         pin_memory=run.device.type == "cuda",
-        worker_init_fn=outlive_first_signal,
+        worker_init_fn=outlive_signals,
         generator=torch.Generator(),  # else each loader would draw its base seed from the global generator
     )
     yield from raise_errors(loader)

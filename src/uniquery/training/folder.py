@@ -55,7 +55,7 @@ def goes_on(config: Config, resume: Resume) -> bool:
     """
     folder = config.folder
     is_known, is_saved = (folder / "config.yaml").is_file(), has_checkpoint(folder)
-    is_begun = is_known and (is_saved or (folder / "best").exists())
+    is_begun = is_saved or (is_known and (folder / "best").exists())
     if not resume:
         if is_begun:
             raise UserError(f"{folder} already holds a run: give --resume to go on with it, or another --name.")

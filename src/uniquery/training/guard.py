@@ -50,20 +50,20 @@ def _copy(source: list[Tensor], target: list[Tensor]) -> None:
         torch._foreach_copy_(target, source)
 
 
-def describe(step: int, found: Gradients) -> str:
+def describe(step: int, found: Gradients, images: list[int]) -> str:
     """A step in words: its losses, its gradient's norm, its images."""
     terms = ", ".join(f"{name} {loss.item():.4g}" for name, loss in found.losses.items())
-    return f"step {step}: {terms}, gradient norm {found.norm.item():.4g}, images {found.images}"
+    return f"step {step}: {terms}, gradient norm {found.norm.item():.4g}, images {images}"
 
 
-def astray_line(found: Gradients) -> dict[str, object]:
+def astray_line(found: Gradients, images: list[int]) -> dict[str, object]:
     """What the log says of a step that was left out; json knows no nan."""
     losses = {name: as_number(loss.item()) for name, loss in found.losses.items()}
-    return {"losses": losses, "grad_norm": as_number(found.norm.item()), "image_ids": found.images}
+    return {"losses": losses, "grad_norm": as_number(found.norm.item()), "image_ids": images}
 
 
-def stop_astray(run: Run, data: CocoData, found: Gradients, folder: Path) -> UserError:
-    """Keeps a step that was taken back, and says all about it."""
+def stop_astray(run: Run, data: CocoData, found: Gradients, images: list[int], folder: Path) -> UserError:
+    """Keeps a step that was taken back, of several processes this one's part, and says all about it."""
     batches = list(training_batches(run, data, steps=(run.step, run.step + 1), workers=0))
     try:
         keep_step(folder, run, batches, found)
@@ -72,7 +72,7 @@ def stop_astray(run: Run, data: CocoData, found: Gradients, folder: Path) -> Use
         kept = f"It could not be kept: {error}"
     allowed = f" after {run.skipped} steps that were left out" if run.skipped else ""
     return UserError(
-        f"Training went astray{allowed} in {describe(run.step + 1, found)}. No weight was changed by it, and the "
-        f"checkpoints are unharmed. {kept} Lower optim.lr, lengthen schedule.warmup_steps, set optim.clip_norm, or let "
-        f"more than {run.config.train.skip_nonfinite} such steps pass with train.skip_nonfinite."
+        f"Training went astray{allowed} in {describe(run.step + 1, found, images)}. No weight was changed by it, and "
+        f"the checkpoints are unharmed. {kept} Lower optim.lr, lengthen schedule.warmup_steps, set optim.clip_norm, or "
+        f"let more than {run.config.train.skip_nonfinite} such steps pass with train.skip_nonfinite."
     )

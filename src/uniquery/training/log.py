@@ -63,20 +63,23 @@ class PhaseClock:
 class MetricsLog:
     """`metrics.jsonl`, one object a line, and TensorBoard if asked for."""
 
-    def __init__(self, folder: Path, *, tensorboard: bool = False, keep_until: int = 0) -> None:
+    def __init__(
+        self, folder: Path, *, tensorboard: bool = False, keep_until: int = 0, evaluated_until: int = 0
+    ) -> None:
         self.path = folder / "metrics.jsonl"
-        self._forget_after(keep_until)
+        self._forget_after(keep_until, evaluated_until)
         self._file = self.path.open("a", encoding="utf-8")
         self._board = _tensorboard(folder, keep_until) if tensorboard else None
 
-    def _forget_after(self, step: int) -> None:
-        """A resumed run repeats the steps after its checkpoint: their lines would stand twice."""
+    def _forget_after(self, step: int, evaluated: int) -> None:
+        """A resumed run repeats the steps and the evaluations after its checkpoint: their lines would stand twice."""
         if not self.path.exists():
             return
         kept = []
         for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                if json.loads(line)["step"] <= step:
+                values = json.loads(line)
+                if values["step"] <= (evaluated if values["kind"] == "eval" else step):
                     kept.append(line)
             except (ValueError, KeyError, TypeError):
                 continue  # the last line of a killed run may be cut off
@@ -92,14 +95,24 @@ class MetricsLog:
             self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
             self._file.flush()
         except OSError as error:
-            raise UserError(f"Cannot write {self.path}: {error.strerror or error}.") from None
+            raise self._cannot_write(error) from None
         if self._board is not None:
             for name, value in _scalars(values):
                 self._board.add_scalar(f"{kind}/{name}", value, step)
 
     def sync(self) -> None:
-        """Makes sure that the lines are on the disk: a checkpoint must not know more than its log."""
-        os.fsync(self._file.fileno())
+        """Makes sure that the lines are on the disk: a checkpoint must not know more than its log.
+
+        Raises:
+            UserError: the system refuses.
+        """
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._cannot_write(error) from None
+
+    def _cannot_write(self, error: OSError) -> UserError:
+        return UserError(f"Cannot write {self.path}: {error.strerror or error}.")
 
     def close(self) -> None:
         """Flushes and closes."""

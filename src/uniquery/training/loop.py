@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from rich.progress import (
 from uniquery.data.batch import Batch
 from uniquery.data.coco import CocoData
 from uniquery.errors import CheckpointError
-from uniquery.parallel import any_process, process_count, process_rank, wait_for_all
+from uniquery.parallel import any_process, process_count, process_rank, take_from_first, wait_for_all
 from uniquery.signals import StopRequest, stop_requests
 from uniquery.training.checkpoint import check_classes_unchanged, init_from
 from uniquery.training.config import Config
@@ -42,7 +43,7 @@ from uniquery.training.optim import AveragedWeights
 from uniquery.training.out_of_memory import memory_explained
 from uniquery.training.processes import joined_processes
 from uniquery.training.run import Run, build_run, choose_device, images_per_step, restore
-from uniquery.training.saving import Saver, load_last
+from uniquery.training.saving import Saver, load_last, set_aside_damaged
 from uniquery.training.step import Gradients, gradients, update
 
 
@@ -67,7 +68,9 @@ def train(config: Config, *, resume: Resume = False, console: Console | None = N
 
 def _train(config: Config, resume: Resume, console: Console) -> Path:
     is_resumed = goes_on(config, resume)
-    wait_for_all()  # none makes the folder before all have looked at it
+    # None makes the folder before all have looked at it.
+    if any_process(is_resumed, choose_device(config.train.device)) and not is_resumed:
+        raise CheckpointError(f"Another process finds a checkpoint in {config.folder}: all must see the same folder.")
     torch.manual_seed(config.seed)
     data, val = load_splits(config)
     run = build_run(config, data, pretrained=not is_resumed)
@@ -77,6 +80,8 @@ def _train(config: Config, resume: Resume, console: Console) -> Path:
     elif config.train.init_from:
         console.print(f"init_from {config.train.init_from}: {init_from(run.model, config.train.init_from)}")
         run.average = AveragedWeights(run.model, config.train.ema) if config.train.ema else None
+    if process_count() > 1:
+        _check_same_start(run)
     if process_rank() == 0:
         open_folder(config, is_new=not is_resumed)
         introduce(run, data, val, console)
@@ -93,11 +98,30 @@ def _open_log(run: Run) -> MetricsLog:
     """The first process writes the log."""
     if process_rank():
         return SilentLog()
-    return MetricsLog(run.config.folder, tensorboard=run.config.train.tensorboard, keep_until=run.step)
+    settings = run.config.train
+    return MetricsLog(
+        run.config.folder, tensorboard=settings.tensorboard, keep_until=run.step, evaluated_until=run.evaluated
+    )
+
+
+def _check_same_start(run: Run) -> None:
+    """Processes that do not see the same files would train different weights."""
+    state = b"".join(tensor.cpu().numpy().tobytes() for tensor in run.evaluated_state().values())
+    own = torch.tensor([run.step, zlib.crc32(state)], device=run.device)
+    first = own.clone()
+    take_from_first([first])
+    if not torch.equal(first, own):
+        raise CheckpointError(
+            f"Process {process_rank()} begins after step {run.step}, the first one after step {int(first[0])}, or with "
+            f"other weights: all processes must see the same {run.config.folder} and train.init_from."
+        )
 
 
 def _go_on(run: Run, data: CocoData, console: Console) -> None:
-    card, saved = load_last(run.config.folder, console)
+    card, saved, place = load_last(run.config.folder, console)
+    wait_for_all()  # all have read before anything moves
+    if process_rank() == 0:
+        set_aside_damaged(run.config.folder, place)
     check_classes_unchanged(card, data)
     check_data_unchanged(saved.values.get("data"), run.data)
     try:
@@ -143,6 +167,8 @@ def _take_steps(work: Work, batches: Iterator[Batch]) -> None:
     task = work.progress.add_task("train", total=run.steps, completed=run.step, note="")
     while True:
         if work.val is not None and evaluation_is_due(run):
+            if process_rank() == 0:
+                saver.save()  # an evaluation takes long, and may fail
             _evaluate(work, work.val)
         is_over = run.step == run.steps or _is_stopped(work)  # asked once: a signal may come at any moment
         if process_rank() == 0 and (is_over or saver.is_due()):
@@ -184,13 +210,14 @@ def _step(work: Work, guard: StepGuard, batches: Iterator[Batch], task: TaskID) 
 def _leave_out(work: Work, found: Gradients) -> None:
     """Goes on after a step that was taken back, as long as the settings allow."""
     run = work.run
+    suspects = found.suspects()
     if run.skipped >= run.config.train.skip_nonfinite:
-        raise stop_astray(run, work.data, found, work.folder / _own_name("astray"))
+        raise stop_astray(run, work.data, found, suspects, work.folder / _own_name("astray"))
     run.skipped += 1
     run.step += 1
-    work.log.write("skipped", run.step, **astray_line(found))
+    work.log.write("skipped", run.step, **astray_line(found, suspects))
     work.console.print(
-        f"[yellow]warning:[/] left out {describe(run.step, found)} "
+        f"[yellow]warning:[/] left out {describe(run.step, found, suspects)} "
         f"({run.skipped} of {run.config.train.skip_nonfinite} that train.skip_nonfinite allows)"
     )
 

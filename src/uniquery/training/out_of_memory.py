@@ -72,7 +72,7 @@ def describe(batch: Batch) -> str:
 def _advice_for_training(config: Config) -> list[str]:
     settings, least = config.train, config.querying.forwards_per_scene
     smaller = [size for size in range(least, settings.batch_size, least) if settings.batch_size % size == 0]
-    fewer = "fewer queries: a smaller model.max_queries"
+    fewer = f"fewer queries: a smaller model.{'queries' if config.model.name == 'mask2former' else 'max_queries'}"
     if smaller:
         accumulate = settings.accumulate * settings.batch_size // smaller[-1]
         fewer = f"train.batch_size={smaller[-1]} with train.accumulate={accumulate}, as many images in one update"

@@ -87,3 +87,9 @@ def averaging(objective: nn.Module) -> nn.Module:
 def unaveraged(objective: nn.Module) -> AbstractContextManager[None]:
     """Leaves the averaging to a later backward, inside the block."""
     return objective.no_sync() if isinstance(objective, DistributedDataParallel) else nullcontext()
+
+
+def is_lost_connection(error: RuntimeError) -> bool:
+    """Whether an error says that another process has gone, in the words of torch or gloo."""
+    words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
+    return isinstance(error, dist.DistError) or (process_count() > 1 and any(word in str(error) for word in words))

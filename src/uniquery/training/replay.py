@@ -98,6 +98,8 @@ def keep_step(folder: Path, run: Run, batches: Sequence[Batch], found: Gradients
 def replay(folder: str | Path, device: torch.device | str = "cpu") -> Replayed:
     """Runs the forwards and backwards of a kept step again; on the same machine and threads, bit for bit.
 
+    Of several processes it is one's own part, alone: what losses are divided by is then its own number, too.
+
     Inside `torch.autograd.detect_anomaly()` it names the operation that goes wrong.
 
     Args:

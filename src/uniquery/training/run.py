@@ -69,7 +69,8 @@ class Run:
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` takes a GPU if there is one."""
+    """`auto` takes a GPU if there is one; `cuda` without a number is this process's own."""
+    name = f"cuda:{local_rank()}" if name == "cuda" else name
     if name != "auto":
         try:
             return torch.empty(0, device=name).device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
@@ -45,6 +46,7 @@ class Saver:
         if self._now() == self._saved:
             return
         run = self.run
+        is_same_step = run.step == self._saved[0]  # evaluated since: it takes the place of the one before
         try:
             self.log.sync()
             save_checkpoint(
@@ -52,7 +54,7 @@ class Saver:
                 run.evaluated_state(),
                 run.card,
                 trainer_state(run),
-                keep=run.config.train.keep_last - 1,
+                keep=0 if is_same_step else run.config.train.keep_last - 1,
             )
         except UserError as error:
             before = f"the checkpoint of step {self._saved[0]} is intact" if self._saved[0] else "there is none before"
@@ -71,8 +73,8 @@ def has_checkpoint(folder: Path) -> bool:
     return bool(kept_folders(folder / LAST))
 
 
-def load_last(folder: Path, console: Console) -> tuple[ModelCard, TrainerState]:
-    """The newest checkpoint of a run that is whole; says so if it is not the last.
+def load_last(folder: Path, console: Console) -> tuple[ModelCard, TrainerState, Path]:
+    """The newest checkpoint of a run that is whole, and where it lies; says so if it is not the last.
 
     Raises:
         CheckpointError: there is none.
@@ -92,5 +94,15 @@ def load_last(folder: Path, console: Console) -> tuple[ModelCard, TrainerState]:
             console.print(
                 f"[yellow]warning:[/] {errors[0]} Going on from {place}, which is whole: step {state.values['step']}."
             )
-        return card, state
+        return card, state, place
     raise CheckpointError(f"No checkpoint of {folder} is whole: {' '.join(errors)}")
+
+
+def set_aside_damaged(folder: Path, whole: Path) -> None:
+    """Moves checkpoints newer than the whole one to `last.damaged`: the next save must not take them for good ones."""
+    damaged = folder / f"{LAST}.damaged"
+    for place in kept_folders(folder / LAST):
+        if place == whole:
+            return
+        shutil.rmtree(damaged, ignore_errors=True)
+        place.rename(damaged)

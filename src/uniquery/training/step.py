@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from uniquery.data.batch import Batch
-from uniquery.parallel import mean_over_processes, process_rank
+from uniquery.parallel import gather_rows, mean_over_processes, process_rank
 from uniquery.querying.random import keyed_seed
 from uniquery.training.config import Config
 from uniquery.training.log import PhaseClock
@@ -29,15 +29,23 @@ class Gradients:
         losses: mean of each term over the forwards of all processes.
         norm: of all gradients together, before clipping.
         images: ids of the images that this process saw.
+        own: sum of the losses of this process.
     """
 
     losses: dict[str, Tensor]
     norm: Tensor
     images: list[int]
+    own: Tensor
 
     def are_finite(self) -> bool:
         """Whether every loss and gradient is a number; the one place of a step that waits for a GPU's results."""
         return bool(torch.stack([self.norm, *self.losses.values()]).isfinite().all())
+
+    def suspects(self) -> list[int]:
+        """Ids of the images of all processes whose own loss is not finite; if only a gradient is not, of all."""
+        ids = torch.tensor(self.images, device=self.own.device)
+        images, is_astray = gather_rows([ids, (~self.own.isfinite()).expand(len(ids))])
+        return (images[is_astray] if is_astray.any() else images).tolist()
 
 
 def gradients(run: Run, batches: Iterator[Batch], clock: PhaseClock) -> Gradients:
@@ -60,8 +68,9 @@ def gradients(run: Run, batches: Iterator[Batch], clock: PhaseClock) -> Gradient
             for name, loss in forward_and_backward(run.parallel, batch, run.config, clock).items():
                 totals[name] = totals.get(name, 0) + loss / run.config.train.accumulate
     with clock("step"):
-        means = mean_over_processes(torch.stack(list(totals.values())))
-        return Gradients(dict(zip(totals, means, strict=True)), gradient_norm(run.objective), images)
+        own = torch.stack(list(totals.values()))
+        means = dict(zip(totals, mean_over_processes(own), strict=True))
+        return Gradients(means, gradient_norm(run.objective), images, own.sum())
 
 
 def seed_step(config: Config, step: int, process: int) -> None:

@@ -511,57 +511,116 @@ class TestNames:
         assert not is_hf_mask2former(foreign)
         assert {name: tuple(tensor.shape) for name, tensor in mask2former_names(foreign).items()} == ours
 
-    @pytest.mark.parametrize("kind", ["resnet", "swin"])
-    @torch.no_grad()
-    def test_hugging_faces_model_gives_the_same(self, kind):
-        transformers = pytest.importorskip("transformers")
-        torch.manual_seed(0)
-        stages = {"out_features": ["stage1", "stage2", "stage3", "stage4"]}
-        if kind == "resnet":
-            wide = {"embedding_size": 8, "hidden_sizes": [16, 32, 64, 128], "depths": [3, 4, 6, 3]}
-            their_backbone = transformers.ResNetConfig(**wide, **stages)
-            backbone = ResNet(50, norm="frozen", stem_channels=8, width=4, res2_channels=16)
-        else:
-            deep = {"embed_dim": 32, "num_heads": [1, 2, 4, 8], "depths": [2, 2, 2, 2]}
-            their_backbone = transformers.SwinConfig(**deep, **stages)
-            backbone = Swin(32, (2, 2, 2, 2))
-        config = transformers.Mask2FormerConfig(
-            backbone_config=their_backbone,
-            num_labels=5,
-            feature_size=64,
-            mask_feature_size=64,
-            hidden_dim=64,
-            encoder_layers=2,
-            encoder_feedforward_dim=96,
-            decoder_layers=4,
-            dim_feedforward=80,
-            num_attention_heads=4,
-            num_queries=12,
-        )
-        theirs = transformers.Mask2FormerForUniversalSegmentation(config).eval()
-        for parameter in theirs.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.02)
-        foreign = theirs.state_dict()
-        assert is_hf_mask2former(foreign)
-        assert not is_mask2former(foreign)
-        settings = Mask2FormerConfig(
-            queries=12, channels=64, heads=4, encoder_layers=2, encoder_width=96, decoder_layers=3, decoder_width=80
-        )
-        ours = Mask2Former(backbone, 5, settings).eval()
-        ours.load_state_dict(hf_mask2former_names(foreign))
-        images, _ = drawn(((64, 96),), (3,))
-        outputs = ours(images)
-        expected = theirs(pixel_values=ours.normalise(images))
-        torch.testing.assert_close(outputs.logits[-1], expected.class_queries_logits, rtol=1e-3, atol=1e-3)
-        masks = torch.einsum("bnd,bdhw->bnhw", outputs.embeddings[-1], outputs.pixels.embeddings)
-        torch.testing.assert_close(masks, expected.masks_queries_logits, rtol=1e-3, atol=1e-3)
-
     def test_the_originals_swin(self):
         ours = Mask2Former(Swin(32, (2, 2, 2, 2)), 5, SMALL["mask2former"]).state_dict()
         names = {"backbone.patch_embed.proj.weight", "backbone.layers.3.blocks.1.attn.relative_position_bias_table"}
         names |= {"backbone.layers.2.downsample.norm.bias", "backbone.norm0.weight"}
         assert set(mask2former_names(dict.fromkeys(names, torch.zeros(1)))) <= set(ours)
         assert len(mask2former_names(dict.fromkeys(names, torch.zeros(1)))) == 4
+
+
+def hugging_faces(kind):
+    """Our small model and theirs, with the same stirred weights, in float64."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    stages = {"out_features": ["stage1", "stage2", "stage3", "stage4"]}
+    if kind == "resnet":
+        wide = {"embedding_size": 8, "hidden_sizes": [16, 32, 64, 128], "depths": [3, 4, 6, 3]}
+        their_backbone = transformers.ResNetConfig(**wide, **stages)
+        backbone = ResNet(50, norm="frozen", stem_channels=8, width=4, res2_channels=16)
+    else:
+        deep = {"embed_dim": 32, "num_heads": [1, 2, 4, 8], "depths": [2, 2, 2, 2]}
+        their_backbone = transformers.SwinConfig(**deep, **stages)
+        backbone = Swin(32, (2, 2, 2, 2))
+    config = transformers.Mask2FormerConfig(
+        backbone_config=their_backbone,
+        num_labels=5,
+        feature_size=64,
+        mask_feature_size=64,
+        hidden_dim=64,
+        encoder_layers=2,
+        encoder_feedforward_dim=96,
+        decoder_layers=4,
+        dim_feedforward=80,
+        num_attention_heads=4,
+        num_queries=12,
+        train_num_points=256,
+    )
+    theirs = transformers.Mask2FormerForUniversalSegmentation(config).eval()
+    for parameter in theirs.parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.02)
+    settings = Mask2FormerConfig(
+        queries=12,
+        channels=64,
+        heads=4,
+        encoder_layers=2,
+        encoder_width=96,
+        decoder_layers=3,
+        decoder_width=80,
+        points=256,
+    )
+    ours = Mask2Former(backbone, 5, settings).eval()
+    ours.load_state_dict(hf_mask2former_names(theirs.state_dict()))
+    return ours.double(), theirs.double()
+
+
+@pytest.mark.parametrize("kind", ["resnet", "swin"])
+class TestHuggingFacesModel:
+    @torch.no_grad()
+    def test_every_layer_gives_the_same(self, kind):
+        ours, theirs = hugging_faces(kind)
+        images, _ = drawn(((64, 96),), (3,))
+        outputs = ours(images)
+        expected = theirs(pixel_values=ours.normalise(images), output_auxiliary_logits=True)
+        layers = [*expected.auxiliary_logits, expected]
+        assert len(layers) == len(outputs.logits) == 4
+        for logits, embeddings, layer in zip(outputs.logits, outputs.embeddings, layers, strict=True):
+            masks = torch.einsum("bnd,bdhw->bnhw", embeddings, outputs.pixels.embeddings)
+            torch.testing.assert_close(logits, layer["class_queries_logits"], rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(masks, layer["masks_queries_logits"], rtol=1e-6, atol=1e-6)
+
+    def test_every_layers_losses_and_all_gradients_are_the_same(self, kind, monkeypatch):
+        """On the same points: ours draws those that compete and the others at once, theirs one after the other."""
+        ours, theirs = hugging_faces(kind)
+        images, targets = drawn(((64, 96), (64, 96)), (4, 3))
+        sampling = ours.sampling
+        table = torch.rand(sampling.candidates, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+        parts = {
+            sampling.points: table[: sampling.points],  # for matching
+            sampling.candidates: table,
+            sampling.competing: table[: sampling.competing],
+            sampling.points - sampling.uncertain: table[sampling.competing :],
+        }
+        assert len(parts) == 4
+        real = torch.rand
+
+        def rand(*shape, **more):
+            return parts[shape[-2]].expand(shape).contiguous() if len(shape) > 1 else real(*shape, **more)
+
+        monkeypatch.setattr(torch, "rand", rand)
+        outputs = ours(images)
+        assignment = ours.assign(outputs, targets)
+        of_class = ours.config.class_weight * ours._class_losses(outputs, targets, assignment)
+        of_mask, of_dice = ours._weigh(ours._mask_losses(outputs, targets, assignment))
+        total(ours.losses(outputs, targets, assignment)).backward()
+        seen = []
+        theirs.criterion.register_forward_hook(lambda *arguments: seen.append(arguments[2]))  # weighted afterwards
+        labels = {"mask_labels": [t.masks.double() for t in targets], "class_labels": [t.labels for t in targets]}
+        theirs(pixel_values=ours.normalise(images), **labels).loss.backward()
+        (expected,) = seen
+        assert len(expected) == 3 * len(outputs.logits)
+        for name, losses in (("cross_entropy", of_class), ("mask", of_mask), ("dice", of_dice)):
+            wanted = [expected[f"loss_{name}{suffix}"].item() for suffix in ("_0", "_1", "_2", "")]
+            assert losses.tolist() == pytest.approx(wanted, rel=1e-8)
+        gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in theirs.named_parameters()}
+        wanted = hf_mask2former_names({**theirs.state_dict(), **gradients})
+        for name, parameter in ours.named_parameters():
+            torch.testing.assert_close(parameter.grad, wanted[name], rtol=1e-6, atol=1e-9, msg=lambda m, n=name: n + m)
+
+    def test_the_names_tell_whose_they_are(self, kind):
+        foreign = hugging_faces(kind)[1].state_dict()
+        assert is_hf_mask2former(foreign)
+        assert not is_mask2former(foreign)
 
 
 class Largest(TorchDispatchMode):

@@ -16,6 +16,7 @@ from reference import reference
 from small_segmenters import NUM_CLASSES, drawn, small
 from uniquery import parallel
 from uniquery.backbones.resnet import ResNet
+from uniquery.layers.shared_conv import FewerProducts, SharedConv3x3
 from uniquery.mask_losses import dice
 from uniquery.postprocess import matrix_nms, rle_boxes
 from uniquery.segmenters import solov2
@@ -239,6 +240,24 @@ class TestForward:
         assert all(gradient.isfinite().all() for gradient in gradients(model, images, targets).values())
         (instances,) = model.eval().predict(model(images), [size])
         assert instances.masks.shape[1:] == size
+
+    def test_fewer_products_change_neither_outputs_nor_gradients(self, monkeypatch):
+        batch = drawn(((64, 96),), (6,))
+        model = small("solov2", channels=256, head_channels=256, head_convs=2).double()
+        calls, apply = [], FewerProducts.apply
+        monkeypatch.setattr(FewerProducts, "apply", lambda *a: calls.append(a[0].shape) or apply(*a))
+        outputs, found = model(batch[0]), gradients(model, *batch)
+        assert sorted(shape[1] for shape in calls[:4]) == [256, 256, 256, 258]  # all of both towers
+        calls.clear()
+        monkeypatch.setattr(SharedConv3x3, "_is_faster_with_fewer_products", lambda *_: False)
+        expected, wanted = model(batch[0]), gradients(model, *batch)
+        assert not calls
+        close = {"rtol": 1e-9, "atol": 1e-11}
+        torch.testing.assert_close(outputs.logits, expected.logits, **close)
+        torch.testing.assert_close(outputs.kernels, expected.kernels, **close)
+        for name, gradient in wanted.items():
+            assert gradient.any(), name
+            torch.testing.assert_close(found[name], gradient, **close, msg=lambda m, n=name: n + m)
 
     def test_embeddings_are_never_negative(self, batch):
         embeddings = small("solov2")(batch[0]).pixels.embeddings

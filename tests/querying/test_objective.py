@@ -21,7 +21,7 @@ from uniquery.querying import (
     view_of,
 )
 from uniquery.querying.random import keyed_generator
-from uniquery.segmenters import build_segmenter
+from uniquery.segmenters import build_segmenter, mask2former
 from uniquery.segmenters.condinst import CondInstConfig
 from uniquery.structures import Images, Targets, mask_boxes
 
@@ -60,13 +60,20 @@ def test_off_is_the_base_to_the_bit():
 
 
 @pytest.mark.parametrize("views", ["paired", "extra"])
-def test_identity_makes_l_equi_the_base_mask_loss(views):
-    model = segmenter()
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [("condinst", ["loss_mask"]), ("solov2", ["loss_mask"]), ("mask2former", ["loss_mask", "loss_dice"])],
+)
+def test_identity_makes_l_equi_the_base_mask_loss(name, parts, views, monkeypatch):
+    table = torch.rand(4096, 2, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(mask2former, "draw_points", lambda count, extent, like: table[:count])
+    model = segmenter() if name == "condinst" else small(name).train()
     images, targets = batch()
-    base = UniqueQuerying(model)(images, targets)["loss_mask"]
+    base = UniqueQuerying(model)(images, targets)
     ours = UniqueQuerying(model, equivariance=Equivariance(weight=3.0, group=IDENTITY, views=views))(images, targets)
-    assert ours["loss_equi"].item() == pytest.approx(3 * base.item(), rel=1e-5)
-    assert ours["loss_mask"].item() == pytest.approx(base.item(), rel=1e-5)
+    assert ours["loss_equi"].item() == pytest.approx(3 * sum(base[part].item() for part in parts), rel=1e-5)
+    for part in parts:
+        assert ours[part].item() == pytest.approx(base[part].item(), rel=1e-5)
 
 
 def test_identity_makes_feature_equivariance_zero():

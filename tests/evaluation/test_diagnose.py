@@ -1,0 +1,222 @@
+"""Diagnosis of scenes and segmenters whose answers are known."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from uniquery import rle
+from uniquery.data.batch import Batch
+from uniquery.evaluation.diagnose import FAMILIES, Scene, cross_scene_response, equivariance_error, read_scenes
+from uniquery.querying import Segmenter
+from uniquery.querying.memory import StoredPixels
+from uniquery.structures import Assignment, Images, Instances, Outputs, PixelMap, Queries, Targets, mask_boxes
+
+STRIDE = 4
+
+
+def logit(*probabilities):
+    return torch.tensor(probabilities, dtype=torch.float64).logit().float()
+
+
+@dataclass(frozen=True)
+class ToyOutputs(Outputs):
+    """With the images they came of."""
+
+    images: Images
+
+
+class Toy(Segmenter[ToyOutputs, Assignment, Queries]):
+    """Finds whatever is bright; its embeddings are the red values.
+
+    Args:
+        turns: the image that it looks at, of the one that it is given.
+        confidence: score of what it finds.
+    """
+
+    dot_product_scale = 1.0
+
+    def __init__(self, turns=lambda pixels: pixels, confidence=0.9):
+        super().__init__()
+        self.anywhere = torch.nn.Parameter(torch.zeros(1))
+        self.turns, self.confidence = turns, confidence
+
+    def forward(self, images):
+        looked = Images(self.turns(images.pixels), images.sizes)
+        red = looked.pixels[:, :1, STRIDE // 2 :: STRIDE, STRIDE // 2 :: STRIDE]
+        return ToyOutputs(PixelMap(red.float() / 255, STRIDE), looked)
+
+    def assign(self, outputs, targets):
+        counts = [len(t) for t in targets]
+        image = torch.arange(len(targets)).repeat_interleave(torch.tensor(counts))
+        target = torch.cat([torch.arange(count) for count in counts])
+        return Assignment(target, image, target)
+
+    def queries(self, outputs, assignment):
+        return Queries(torch.full((len(assignment), 1), 2.0), assignment.image, assignment.target)
+
+    def predict(self, outputs, sizes, *, mask_threshold=None):
+        found = []
+        for pixels, (height, width) in zip(outputs.images.pixels, sizes, strict=True):
+            masks = (pixels[:1, :height, :width] > 128).to(torch.uint8)
+            rles = [rle.encode(mask.numpy()) for mask in masks]
+            found.append(
+                Instances(
+                    torch.tensor([self.confidence]),
+                    torch.zeros(1, dtype=torch.int64),
+                    mask_boxes(masks.bool()),
+                    rles,
+                    (height, width),
+                )
+            )
+        return found
+
+    def mask_loss(self, logits, queries, targets):
+        raise NotImplementedError
+
+    def losses(self, outputs, targets, assignment):
+        raise NotImplementedError
+
+
+def pixels_of(values, image_id):
+    count = len(values)
+    ids = torch.full((count,), image_id)
+    return StoredPixels(values[:, None], torch.zeros(count, 2), ids, ids * 0, ids == ids)
+
+
+def scene(queries, own, pixels, image_id):
+    """What a scene needs for its responses: one-channel queries and pixels, so that a logit is their product."""
+    nowhere = torch.zeros(len(queries), dtype=torch.int64)
+    return Scene(
+        batch=None,
+        embeddings=None,
+        queries=Queries(queries[:, None], nowhere, nowhere),
+        own=own,
+        pixels=pixels_of(pixels, image_id),
+        found=None,
+    )
+
+
+class TestCrossSceneResponse:
+    def test_known_responses(self):
+        """Queries of 1 read a pixel's logit off; those of −1 its opposite."""
+        scenes = [
+            scene(torch.ones(2), torch.tensor([0.9, 0.5]), logit(0.2, 0.9), 0),
+            scene(-torch.ones(1), torch.tensor([0.1]), logit(0.1, 0.3, 0.6, 0.8), 1),
+        ]
+        found = cross_scene_response(Toy(), scenes)
+        fired = 2 * [0.1, 0.3, 0.6, 0.8] + [0.8, 0.1]  # never on the own scene
+        assert found.queries == 3
+        assert found.own == pytest.approx(0.5)
+        assert found.mean == pytest.approx(sum(fired) / 10, rel=1e-6)
+        assert found.above_half == pytest.approx(0.5)
+        assert found.p99 == pytest.approx(0.8, abs=5e-4)
+
+    def test_the_percentile_is_that_of_all_pairs(self):
+        low, high = torch.full((98,), 0.25), torch.tensor([0.75, 0.95])
+        pixels = torch.cat([low, high]).logit()
+        scenes = [
+            scene(torch.ones(1), torch.ones(1), pixels[:0], 0),
+            scene(torch.ones(0), torch.ones(0), pixels, 1),
+        ]
+        found = cross_scene_response(Toy(), scenes)
+        assert found.queries == 1
+        assert found.mean == pytest.approx((98 * 0.25 + 0.75 + 0.95) / 100, rel=1e-6)
+        assert found.p99 == pytest.approx(0.75, abs=5e-4)
+        assert found.above_half == pytest.approx(0.02)
+
+    def test_nothing_to_compare(self):
+        one = scene(torch.ones(2), torch.ones(2), logit(0.2, 0.9), 0)
+        silent = scene(torch.ones(0), torch.ones(0), logit()[:0], 1)
+        assert cross_scene_response(Toy(), [one]) is None
+        assert cross_scene_response(Toy(), [one, silent]) is None
+
+
+def bright(left, right, size=(64, 96)):
+    """An image that is bright in some columns, red 204 there and 0 elsewhere; padded to 96 × 96."""
+    pixels = torch.zeros(1, 3, 96, 96, dtype=torch.uint8)
+    pixels[..., : size[0], left:right] = 204
+    masks = pixels[0, :1] > 0
+    targets = Targets(torch.zeros(1, dtype=torch.int64), mask_boxes(masks), masks, 0)
+    return Batch(Images(pixels, (size,)), [targets], [size])
+
+
+def read(model, batch):
+    """The scene as `read_scenes` makes it, without files."""
+    outputs = model(batch.images)
+    (found,) = model.predict(outputs, batch.images.sizes)
+    return Scene(batch, outputs.pixels, None, None, None, found)
+
+
+class TestEquivarianceError:
+    @pytest.mark.parametrize("name", ["flip", "crop"])
+    def test_a_segmenter_that_follows(self, name):
+        model = Toy()
+        found = equivariance_error(model, [read(model, bright(16, 48))], FAMILIES[name])
+        assert found.mask_error == 0
+        assert found.feature_error == 0
+
+    def test_a_segmenter_that_ignores_a_flip(self):
+        """It undoes the flip: the bright columns stay at 16–48, where 48–80 is wanted; no overlap at all."""
+        model = Toy()
+        scenes = [read(model, bright(16, 48))]
+        model.turns = lambda pixels: pixels.flip(3)
+        found = equivariance_error(model, scenes, FAMILIES["flip"])
+        assert found.mask_error == 1
+        assert found.feature_error == pytest.approx(2)  # as much where it is and should not be, as where it is not
+
+    def test_half_of_it(self):
+        """Columns 16–64 mirrored are 32–80: they share 32 of 64 columns. Another scene follows by its symmetry."""
+        model = Toy()
+        scenes = [read(model, bright(16, 64)), read(model, bright(32, 64))]
+        model.turns = lambda pixels: pixels.flip(3)
+        alone = equivariance_error(model, scenes[:1], FAMILIES["flip"])
+        assert alone.mask_error == pytest.approx(0.5)
+        assert alone.feature_error == pytest.approx(32 / 48)
+        both = equivariance_error(model, scenes, FAMILIES["flip"])
+        assert both.mask_error == pytest.approx(0.25)
+        assert both.feature_error == pytest.approx(16 / 48)
+
+    def test_another_class_is_no_match(self):
+        model = Toy()
+        one = read(model, bright(16, 48))
+        one.found.labels.fill_(1)
+        assert equivariance_error(model, [one], FAMILIES["flip"]).mask_error == 1
+
+    def test_nothing_to_compare(self):
+        model = Toy()
+        assert equivariance_error(model, [read(model, bright(0, 20, size=(31, 96)))], FAMILIES["flip"]) is None
+        one = read(model, bright(16, 48))
+        empty = Scene(**{**vars(one), "found": one.found[torch.zeros(1, dtype=torch.bool)]})
+        assert equivariance_error(model, [empty], FAMILIES["flip"]) is None
+        assert equivariance_error(model, [read(model, bright(72, 96))], FAMILIES["crop"]) is None  # it shows 0–64
+
+
+class TestReadScenes:
+    """Of data in memory, as large as the model sees it."""
+
+    class Data:
+        image_ids = (7, 8)
+
+        def load(self, index):
+            image = torch.zeros(64, 96, 3, dtype=torch.uint8)
+            image[:, 16:48] = 204
+            mask = torch.zeros(1, 64, 96, dtype=torch.uint8)
+            mask[:, :, 16:48] = 1
+            if index:  # whose instance is twice as wide as what is bright
+                mask[:, :, 16:80] = 1
+            return image.numpy(), mask, torch.zeros(1, dtype=torch.int64)
+
+    def test_own_responses_pixels_and_findings(self):
+        first, second = read_scenes(Toy(), self.Data(), 64, 96, [0, 1])
+        bright = torch.tensor(2 * 204 / 255).sigmoid().item()
+        assert first.own.tolist() == pytest.approx([bright])
+        assert second.own.tolist() == pytest.approx([(bright + 0.5) / 2])
+        assert first.pixels.image_ids.tolist() == [7] * 10
+        assert second.pixels.image_ids.tolist() == [8] * 10
+        assert (first.pixels.embeddings == 0.8).all()
+        assert first.found.masks.nonzero()[:, 2].unique().tolist() == list(range(16, 48))
+
+    def test_what_is_not_confident_is_left_out(self):
+        (one,) = read_scenes(Toy(confidence=0.4), self.Data(), 64, 96, [0])
+        assert len(one.found) == 0

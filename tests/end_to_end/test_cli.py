@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 
 from small_runs import small_config
 from uniquery import rle
-from uniquery.cli import build_parser, main
+from uniquery.cli import build_parser, demo, main
+from uniquery.data.scenes import ScenesConfig
 
 
 @pytest.fixture(scope="module")
@@ -337,3 +338,34 @@ def test_sweep_writes_json_and_refuses_what_it_cannot_do(trained, tmp_path, caps
     assert main(["eval", str(run), "--sweep-threshold", "--json", str(tmp_path / "s.json"), "--workers", "0"]) == 0
     assert "0.5" in json.loads((tmp_path / "s.json").read_text())
     assert "--save" in fails(capsys, "eval", run, "--sweep-threshold", "--save", tmp_path / "r.json")
+
+
+def test_the_demo(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(demo, "DEMO_SCENES", ScenesConfig(train_images=6, val_images=4, size=64, classes=3, crowding=4))
+    settings = [
+        "train={steps: 2, batch_size: 4, eval_every: 2, save_every: 2, log_every: 1}",
+        "backbone={name: tiny, weights: random}",
+        "data.workers=0",
+        "data.augment.2.size=64",
+        "data.test_size={short: 64, longest: 64}",
+    ]
+    command = ["demo", "--data", str(tmp_path / "scenes"), "--output", str(tmp_path / "runs")]
+    assert main([*command, *(part for setting in settings for part in ("--set", setting))]) == 0
+    out = capsys.readouterr().out
+    folder = tmp_path / "runs" / "demo"
+    page = (folder / "report.html").read_text()
+    terms = {}
+    for name in ("plain", "unique-querying"):
+        run = folder / name
+        assert name in page
+        assert name in out
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2]
+        terms[name] = set(lines[0]["losses"])
+        figures = json.loads((run / "diagnose.json").read_text())
+        assert figures["images"] == 4
+        assert 0 < figures["cross_scene"]["mean"] < 1
+        assert f"{100 * figures['cross_scene']['mean']:.2f} %" in out
+        assert Image.open(run / "diagnose.png").size[0] > 150
+    assert terms["unique-querying"] - terms["plain"] == {"loss_inter", "loss_equi"}
+    assert page.count("<svg") > 1

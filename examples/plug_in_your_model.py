@@ -10,11 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from uniquery.mask_losses import dice
-from uniquery.querying import InterSceneLoss, PixelMemory, TransformGroup, instance_balanced, sample_pixels
-from uniquery.querying.equivariance import view_of, warped
-from uniquery.structures import Images, PixelMap, Queries, Targets, mask_boxes
+from uniquery.querying import (
+    EquivarianceLoss,
+    InterSceneLoss,
+    PixelMemory,
+    TransformGroup,
+    instance_balanced,
+    sample_pixels,
+    view_of,
+)
+from uniquery.structures import Images, PixelMap, Queries, Targets, index_in_batch, mask_boxes
 
-SIZE, STRIDE = 64, 4
+SIZE, STRIDE = 96, 4  # crops are whole cells of 32 pixels
 
 
 class Toy(nn.Module):
@@ -42,11 +49,15 @@ class Toy(nn.Module):
         return PixelMap(self.pixels(features), STRIDE), Queries(queries, image, target)
 
 
-def mask_loss(pixels: PixelMap, queries: Queries, targets: list[Targets]) -> Tensor:
-    """Dice between ⟨q, I⟩ and the mask that the query owns."""
-    logits = torch.einsum("qd,qdhw->qhw", queries.embeddings, pixels.embeddings[queries.image])
+def decode(queries: Queries, pixels: PixelMap) -> Tensor:
+    """⟨q, I⟩ as (Q, h, w) logits, each query on its own image."""
+    return torch.einsum("qd,qdhw->qhw", queries.embeddings, pixels.embeddings[queries.image])
+
+
+def mask_loss(logits: Tensor, queries: Queries, targets: list[Targets]) -> Tensor:
+    """Dice with the mask that each query owns."""
     masks = torch.cat([t.masks for t in targets])[:, STRIDE // 2 :: STRIDE, STRIDE // 2 :: STRIDE]
-    return dice(logits.sigmoid(), masks).mean()
+    return dice(logits.sigmoid(), masks[index_in_batch(targets, queries.image, queries.target)]).mean()
 
 
 def discs(ids: range) -> tuple[Images, list[Targets]]:
@@ -56,9 +67,9 @@ def discs(ids: range) -> tuple[Images, list[Targets]]:
     targets = []
     for image, i in zip(pixels, ids, strict=True):
         cx, cy, r = (
-            torch.tensor([16, 48]) + torch.randint(-4, 5, (2,)),
-            torch.randint(20, 44, (2,)),
-            torch.randint(7, 12, (2,)),
+            torch.tensor([24, 72]) + torch.randint(-6, 7, (2,)),
+            torch.randint(20, 76, (2,)),
+            torch.randint(8, 16, (2,)),
         )
         masks = (x - cx[:, None, None]) ** 2 + (y - cy[:, None, None]) ** 2 < r[:, None, None] ** 2
         for mask in masks:
@@ -73,12 +84,13 @@ def main(steps: int = 200, batch: int = 8) -> list[dict[str, float]]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     memory = PixelMemory(capacity=10_000)  # 𝓜
     inter_scene = InterSceneLoss(dot_product_scale=1.0)  # Eq. 5
+    equivariance = EquivarianceLoss(decode, mask_loss)  # Eq. 8
     group = TransformGroup(flip=0.5, crop=(0.6, 1.0))  # G
     history = []
     for step in range(steps):
         images, targets = discs(range(step * batch, (step + 1) * batch))
         pixels, queries = model(images, targets)
-        losses = {"mask": mask_loss(pixels, queries, targets)}
+        losses = {"mask": mask_loss(decode(queries, pixels), queries, targets)}
 
         memory.push(sample_pixels(pixels, targets, instance_balanced(20)))
         ids = torch.tensor([t.image_id for t in targets])[queries.image]
@@ -87,7 +99,7 @@ def main(steps: int = 200, batch: int = 8) -> list[dict[str, float]]:
         transforms = group.draw(images.sizes)  # g, one for each image
         view, view_targets = view_of(images, targets, transforms)
         _, view_queries = model(view, view_targets)
-        losses["equi"] = 3 * mask_loss(warped(pixels, transforms), view_queries, view_targets)  # Eq. 8
+        losses["equi"] = 3 * equivariance(view_queries, view_targets, pixels, transforms)
 
         optimizer.zero_grad()
         sum(losses.values()).backward()

@@ -168,7 +168,9 @@ class TestFullDisk:
         load_model(config.folder / "last")
 
     def test_training_stops_and_says_what_is_left(self, scenes, tmp_path, monkeypatch):
-        config = load_config(small_config(tmp_path, scenes), ["train.steps=4", "train.save_every=2", "train.eval_every=4"])
+        config = load_config(
+            small_config(tmp_path, scenes), ["train.steps=4", "train.save_every=2", "train.eval_every=4"]
+        )
         real, folders = saving.save_checkpoint, []
 
         def full_the_second_time(folder, *rest, **more):

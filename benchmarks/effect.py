@@ -47,7 +47,7 @@ def study(data: Path, output: Path, row: str, seed: int, steps: int | None) -> N
     splits = [
         a for s, file in (("train", "train"), ("val", "tuning")) for a in (f"--{s}", output / f"{file}.json", images)
     ]
-    length = [] if steps is None else ["--set", f"train.steps={steps}"]
+    length = [] if steps is None else ["--set", f"train.steps={steps}", "--set", f"train.eval_every={steps // 2}"]
     command = ["uniquery", "train", "nuclei/condinst_small", "--name", name, "--output", output, *splits, *length]
     subprocess.run([*command, "--set", querying, "--set", f"seed={seed}", "--resume=auto"], check=True)
     val = [data / "annotations/val.json", images]
@@ -60,7 +60,7 @@ def study(data: Path, output: Path, row: str, seed: int, steps: int | None) -> N
 def read(folder: Path) -> dict[str, float]:
     """The figures of a finished run, by column."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    halfway, final = [line["metrics"]["AP"] for line in lines if line["kind"] == "eval"]
+    halfway, *_, final = [line["metrics"]["AP"] for line in lines if line["kind"] == "eval"]
     found: dict[str, Any] = json.loads((folder / "figures.json").read_text())
     sweep = {threshold: metrics["AP"] for threshold, metrics in found["sweep"].items()}
     cross, errors = found["cross_scene"], found["equivariance"]
@@ -68,7 +68,7 @@ def read(folder: Path) -> dict[str, float]:
         "tuning AP half-way": halfway,
         "tuning AP": final,
         "val AP": sweep["0.5"],
-        "val AP, best threshold": max(sweep.values()),
+        "val AP, best of the sweep": max(sweep.values()),
         "best threshold": float(max(sweep, key=lambda t: sweep[t])),
         "own %": 100 * cross["own"],
         "cross %": 100 * cross["mean"],

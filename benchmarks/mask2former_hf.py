@@ -60,8 +60,8 @@ def ours(norm: str) -> Mask2Former:
     return Mask2Former(ResNet(50, norm=norm), CLASSES).train()
 
 
-def batch(case: str, most: int = 1000) -> tuple[Images, list[Targets]]:
-    """Discs of many sizes on noise, at most so many an image."""
+def batch(case: str) -> tuple[Images, list[Targets]]:
+    """Discs of many sizes on noise."""
     side, counts = CASES[case]
     generator = torch.Generator().manual_seed(0)
     y, x = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
@@ -70,16 +70,14 @@ def batch(case: str, most: int = 1000) -> tuple[Images, list[Targets]]:
         centres = torch.rand(count, 2, generator=generator) * side
         radii = side * (0.02 + 0.1 * torch.rand(count, generator=generator))
         masks = torch.stack([(x - cx) ** 2 + (y - cy) ** 2 < r**2 for (cx, cy), r in zip(centres, radii, strict=True)])
-        targets.append(
-            Targets(torch.randint(0, CLASSES, (count,), generator=generator), mask_boxes(masks), masks, i)[:most]
-        )
+        targets.append(Targets(torch.randint(0, CLASSES, (count,), generator=generator), mask_boxes(masks), masks, i))
     pixels = torch.randint(0, 256, (len(counts), 3, side, side), generator=generator, dtype=torch.uint8)
     return Images(pixels, ((side, side),) * len(counts)), targets
 
 
-def their_loss(model: Mask2FormerForUniversalSegmentation, case: str, most: int = 1000) -> Callable[[], Tensor]:
+def their_loss(model: Mask2FormerForUniversalSegmentation, case: str) -> Callable[[], Tensor]:
     """Their annotations are made before, as their data loaders do."""
-    images, targets = batch(case, most)
+    images, targets = batch(case)
     pixels = colours(images)
     masks, labels = [t.masks.float() for t in targets], [t.labels for t in targets]
 
@@ -89,8 +87,8 @@ def their_loss(model: Mask2FormerForUniversalSegmentation, case: str, most: int 
     return loss
 
 
-def our_loss(model: Mask2Former, case: str, most: int = 1000) -> Callable[[], Tensor]:
-    images, targets = batch(case, most)
+def our_loss(model: Mask2Former, case: str) -> Callable[[], Tensor]:
+    images, targets = batch(case)
     objective = UniqueQuerying(model)
     return lambda: torch.stack(list(objective(images, targets).values())).sum()
 
@@ -131,8 +129,6 @@ def check(our_model: Mask2Former, their_model: Mask2FormerForUniversalSegmentati
     """How far the outputs of the last layer and the losses are apart; raises if that is more than rounding.
 
     Outputs are compared in float64: in float32, rounding moves a mask over the threshold that says where a query looks.
-    Losses are compared on no more instances than queries: beyond that, ours is the mean over those that were matched,
-    theirs divides by all.
     """
     images, _ = batch(case)
     our_model.eval().double(), their_model.eval().double()
@@ -142,8 +138,7 @@ def check(our_model: Mask2Former, their_model: Mask2FormerForUniversalSegmentati
     torch.testing.assert_close(masks, expected.masks_queries_logits, rtol=1e-6, atol=1e-6)
     our_model.float(), their_model.float()
     torch.manual_seed(0)
-    most = our_model.config.queries
-    losses = [our_loss(our_model, case, most)().item(), their_loss(their_model, case, most)().item()]
+    losses = [our_loss(our_model, case)().item(), their_loss(their_model, case)().item()]
     our_model.train(), their_model.train()
     apart = abs(losses[0] / losses[1] - 1)
     if apart > 0.02:

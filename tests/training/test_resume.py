@@ -172,12 +172,23 @@ class TestMoved:
         assert leavings(again.folder) == leavings(tmp_path / "elsewhere" / "whole")
         assert str(tmp_path / "data") in (again.folder / "config.yaml").read_text()
 
+    def remove_an_instance(self, raw):
+        del raw["annotations"][0]
+
+    def move_a_polygon(self, raw):
+        raw["annotations"][0]["segmentation"] = [[1, 1, 9, 1, 9, 9, 1, 9]]
+
+    def exchange_two_images(self, raw):
+        first, second = raw["images"][:2]
+        first["file_name"], second["file_name"] = second["file_name"], first["file_name"]
+
     @pytest.mark.parametrize("split", ["train", "val"])
-    def test_other_data_is_refused(self, scenes, tmp_path, split):
+    @pytest.mark.parametrize("change", [remove_an_instance, move_a_polygon, exchange_two_images])
+    def test_other_data_is_refused(self, scenes, tmp_path, split, change):
         config = load_config(small_config(tmp_path, scenes), ["train.steps=2"])
         loop.train(config)
         raw = json.loads(scenes.annotations(split).read_text())
-        del raw["annotations"][0]
+        change(self, raw)
         (tmp_path / "other.json").write_text(json.dumps(raw))
         changes = ["train.steps=2", (f"data.{split}.annotations", str(tmp_path / "other.json"))]
         with pytest.raises(CheckpointError, match=f"data.{split} are not those"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +101,13 @@ class CocoData:
         image = torch.repeat_interleave(torch.arange(len(self)), self.starts.diff())
         return torch.bincount(image[~self.crowd], minlength=len(self))
 
+    def checksum(self) -> int:
+        """Of everything that the annotations say, wherever the files lie."""
+        total = 0
+        for column in (self.image_ids, self.sizes, self.starts, self.labels, self.crowd, self.annotation_ids):
+            total = zlib.crc32(column.numpy().data, total)
+        return self._masks.checksum(self._names.checksum(total))
+
     def rles(self, index: int) -> list[tuple[int, rle.Rle]]:
         """(label, run lengths) of the non-crowd instances of an image."""
         size = self.sizes[index].tolist()
@@ -162,6 +170,10 @@ class PackedStrings:
 
     def __len__(self) -> int:
         return len(self._ends) - 1
+
+    def checksum(self, start: int = 0) -> int:
+        """The CRC-32 of all strings, after that of what came before them."""
+        return zlib.crc32(self._bytes.numpy().data, zlib.crc32(self._ends.numpy().data, start))
 
 
 def _shared(values: Any, dtype: npt.DTypeLike = np.int64) -> Tensor:

@@ -15,6 +15,7 @@ from uniquery.data.coco import CocoData
 from uniquery.data.images import MOST_PIXELS
 from uniquery.data.tables import read_json
 from uniquery.errors import DataError
+from uniquery.evaluation.entries import check_annotations, read_truth
 
 
 @pytest.fixture
@@ -129,6 +130,13 @@ WRONG_TABLES: dict[str, tuple[Callable[[Content], Any], tuple[str, ...]]] = {
     "iscrowd as text": (set_value("annotations", 1, iscrowd="0"), (*IN_4, "iscrowd 0", "0 or 1")),
     "iscrowd as a number": (set_value("annotations", 1, iscrowd=2), (*IN_4, "iscrowd 2")),
     "iscrowd as a list": (set_value("annotations", 1, iscrowd=[0]), (*IN_4, "iscrowd [0]")),
+    "area below zero": (set_value("annotations", 1, area=-5), (*IN_4, "area -5", "at least 0")),
+    "area that is no number": (set_value("annotations", 1, area=float("nan")), (*IN_4, "area nan")),
+    "area without end": (set_value("annotations", 1, area=float("inf")), (*IN_4, "area inf")),
+    "area beyond floats": (set_value("annotations", 1, area=10**400), (*IN_4, "finite number")),
+    "area as text": (set_value("annotations", 1, area="x"), (*IN_4, "area x")),
+    "area as a list": (set_value("annotations", 1, area=[1]), (*IN_4, "area [1]")),
+    "area as a truth": (set_value("annotations", 1, area=True), (*IN_4, "area True")),
 }
 
 
@@ -151,6 +159,14 @@ class TestWrongTables:
         with pytest.raises(DataError, match=r"Annotation 100 .*2 more problems; see: uniquery data check") as caught:
             changed_set(tmp_path, change)
         assert_one_sentence(caught.value)
+
+    @pytest.mark.parametrize("change", [drop("annotations", 1, "area"), set_value("annotations", 1, area=None)])
+    def test_an_area_that_is_left_out_is_the_masks(self, tmp_path, change):
+        data = changed_set(tmp_path, change)
+        (counted,) = (
+            row for row in check_annotations(read_truth(data.annotations), "segm", [0]) if row["category_id"] == 90
+        )
+        assert counted["area"] == 100
 
     def test_the_largest_size_that_is_not_absurd(self, tmp_path):
         data = changed_set(tmp_path, set_value("images", 2, width=MOST_PIXELS, height=1))

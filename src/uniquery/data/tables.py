@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import reprlib
+import sys
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -126,7 +127,7 @@ def _image_problems(rows: Sequence[Row], image_root: Path) -> Iterator[Problem]:
 
 
 def _link_problems(row: Row, images: Container[int], categories: Container[int]) -> Iterator[Problem]:
-    """What an annotation says of its place in the other tables."""
+    """What an annotation says of its place in the other tables, and of itself."""
     if not is_id(row.get("category_id")) or row["category_id"] not in categories:
         text = f"{_annotation(row)} has category {shown(row.get('category_id'))}, which is not in 'categories'."
         yield Problem("unknown category", text)
@@ -134,6 +135,9 @@ def _link_problems(row: Row, images: Container[int], categories: Container[int])
         yield Problem("unknown image", f"{_annotation(row)} belongs to an image that is not in 'images'.")
     if row.get("iscrowd") not in (0, 1, None):
         yield Problem("iscrowd", f"{_annotation(row)} has iscrowd {shown(row['iscrowd'])}, which must be 0 or 1.")
+    if row.get("area") is not None and not _is_area(row["area"]):
+        needs = "which must be a finite number of at least 0, or be left out"
+        yield Problem("area", f"{_annotation(row)} has area {shown(row['area'])}, {needs}.")
 
 
 def _mask_problems(row: Row, height: int, width: int, masks: dict[int, rle.Rle]) -> Iterator[Problem]:
@@ -180,6 +184,10 @@ def has_size(row: Mapping[str, Any]) -> bool:
     """Whether an entry of 'images' has a height and a width that an image can have."""
     height, width = row.get("height"), row.get("width")
     return is_id(height) and is_id(width) and min(height, width) > 0 and height * width <= MOST_PIXELS
+
+
+def _is_area(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
 
 
 def shown(value: Any) -> str:

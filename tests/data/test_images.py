@@ -8,11 +8,13 @@ import pytest
 from PIL import ExifTags, Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
+from coco_files import assert_one_sentence
 from uniquery.data.images import (
     SUFFIXES,
     image_size,
     read_image,
 )
+from uniquery.errors import DataError
 
 LOSSLESS = ("png", "tif", "bmp", "ppm", "gif")
 
@@ -159,6 +161,20 @@ class TestModes:
         for kind in (np.uint16, np.int32):
             Image.fromarray(gray.astype(kind)).save(tmp_path / "a.tif")
             assert np.array_equal(read_image(tmp_path / "a.tif"), gray[..., None].repeat(3, 2))
+
+    @pytest.mark.parametrize(
+        "values", [[-1, 0], [0, 65536], [0, 2**31 - 1], [0.0, 1.0], [0.0, 255.0]], ids=lambda v: str(v[1])
+    )
+    def test_values_that_do_not_fit_sixteen_bits_are_refused(self, tmp_path, values):
+        kind = np.int32 if isinstance(values[0], int) else np.float32
+        Image.fromarray(np.array([values], kind)).save(tmp_path / "a.tif")
+        with pytest.raises(DataError, match=r"a\.tif .* convert it to 8 or 16 bits\.$") as caught:
+            read_image(tmp_path / "a.tif")
+        assert_one_sentence(caught.value)
+
+    def test_sixteen_bits_in_a_larger_container_are_scaled(self, tmp_path):
+        Image.fromarray(np.array([[0, 257, 65535]], np.int32)).save(tmp_path / "a.tif")
+        assert read_image(tmp_path / "a.tif")[0, :, 0].tolist() == [0, 1, 255]
 
     def test_cmyk(self, tmp_path):
         cmyk = np.zeros((2, 5, 4), np.uint8)

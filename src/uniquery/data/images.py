@@ -28,7 +28,7 @@ def read_image(path: Path) -> npt.NDArray[np.uint8]:
     fit 8 bits as they are.
 
     Raises:
-        DataError: the file is missing, not an image, cut off, or claims an absurd size.
+        DataError: the file is missing, not an image, cut off, has values of more than 16 bits, or claims an absurd size.
     """
     with _opened(path) as image:
         return _to_rgb(ImageOps.exif_transpose(image))
@@ -91,9 +91,13 @@ def _opened(path: Path) -> Iterator[Image.Image]:
 def _to_rgb(image: Image.Image) -> npt.NDArray[np.uint8]:
     if image.mode in _SIXTEEN_BIT:
         values = np.asarray(image).astype(np.float64)
+        if values.min(initial=0) < 0 or values.max(initial=0) > 65535:
+            raise ValueError("it has values outside 0 to 65535, so convert it to 8 or 16 bits")
         scale = 257 if values.max(initial=0) > 255 else 1
         gray = np.clip(np.rint(values / scale), 0, 255).astype(np.uint8)
         return np.repeat(gray[..., None], 3, axis=2)
+    if image.mode == "F":
+        raise ValueError("its values are floating-point numbers, so convert it to 8 or 16 bits")
     return np.asarray(image.convert("RGB"))
 
 

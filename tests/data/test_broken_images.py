@@ -56,6 +56,11 @@ class TestBrokenFiles:
         (tmp_path / "a.png").write_bytes(content)
         assert all("not a readable image" in message for message in self.both(tmp_path / "a.png"))
 
+    @pytest.mark.parametrize("kind", ["EPS", "PDF", "TGA", "ICO"])
+    def test_formats_that_are_not_for_data(self, tmp_path, kind):
+        Image.fromarray(noise()).save(tmp_path / "a.png", format=kind)
+        assert all("none of PNG, JPEG" in message for message in self.both(tmp_path / "a.png"))
+
     def test_a_folder(self, tmp_path):
         (tmp_path / "a.png").mkdir()
         self.both(tmp_path / "a.png")
@@ -155,6 +160,12 @@ class TestNames:
             "sub/..",
             "/etc/passwd",
             "//a.png",
+            "C:a.png",
+            "./C:a.png",
+            "C:/a.png",
+            "C:\\a.png",
+            "\\a.png",
+            "\\\\server\\share\\a.png",
             "a\0.png",
             "\0",
             "a\n.png",

@@ -191,6 +191,11 @@ class TestModes:
         first.save(tmp_path / "a.gif", save_all=True, append_images=[second])
         assert (read_image(tmp_path / "a.gif") == 10).all()
 
+    def test_several_pictures_of_a_camera_give_the_first(self, tmp_path):
+        first, second = (Image.new("L", (8, 6), value) for value in (10, 200))
+        first.save(tmp_path / "a.jpg", format="MPO", save_all=True, append_images=[second])
+        assert np.abs(read_image(tmp_path / "a.jpg").astype(int) - 10).max() < 4
+
     def test_one_pixel(self, tmp_path):
         Image.new("RGB", (1, 1), (1, 2, 3)).save(tmp_path / "a.png")
         assert read_image(tmp_path / "a.png").tolist() == [[[1, 2, 3]]]

@@ -6,16 +6,17 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, TiffImageFile
 
 from uniquery.errors import DataError
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif"})
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM", "GIF")  # for some others pillow starts programs
 MOST_PIXELS = 178_956_970  # where pillow takes a file for an attack
 _SIXTEEN_BIT = ("I;16", "I;16B", "I;16L", "I;16N", "I")
 _TURNED = (5, 6, 7, 8)  # the EXIF orientations that exchange height and width
@@ -64,10 +65,11 @@ def inside_root(root: Path, name: str) -> Path:
     """The path of a file named in annotations.
 
     Raises:
-        DataError: the name is empty or absolute, climbs out of the root, or holds control characters.
+        DataError: the name is empty or absolute on any system, climbs out of the root, or holds control characters.
     """
     relative = Path(os.path.normpath(name))
-    if not name or min(name) < " " or relative.is_absolute() or relative.parts[:1] in ((), (os.pardir,)):
+    is_anchored = PureWindowsPath(str(relative)).anchor  # a leading slash, or what Windows takes for more
+    if not name or min(name) < " " or is_anchored or relative.parts[:1] in ((), (os.pardir,)):
         raise DataError(
             f"{name[:80]!r} does not name a file inside the image folder {root}: use a name relative to it."
         )
@@ -78,10 +80,12 @@ def inside_root(root: Path, name: str) -> Path:
 def _opened(path: Path) -> Iterator[Image.Image]:
     """An image file, its header read; pillow's warnings about large or slightly odd files stay silent."""
     try:
-        with warnings.catch_warnings(action="ignore"), Image.open(path) as image:
+        with warnings.catch_warnings(action="ignore"), Image.open(path, formats=FORMATS) as image:
             yield image
     except FileNotFoundError:
         raise DataError(f"Image file not found: {path}.") from None
+    except UnidentifiedImageError:
+        raise DataError(f"{path} is not a readable image: it is damaged, or none of {', '.join(FORMATS)}.") from None
     except Image.DecompressionBombError:
         raise DataError(f"{path} claims to have more than {MOST_PIXELS:,} pixels: refused.") from None
     except Exception as error:  # pillow's decoders raise whatever they meet in a broken file

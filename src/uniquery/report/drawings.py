@@ -220,7 +220,7 @@ def read_picture(path: Path) -> Picture:
         UserError: it is damaged.
     """
     try:
-        with Image.open(path) as picture:
+        with Image.open(path, formats=("PNG",)) as picture:
             return np.asarray(picture.convert("RGB"))
     except OSError as error:
         raise UserError(f"{path} is not a picture ({error}); remove it.") from None

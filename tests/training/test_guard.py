@@ -280,6 +280,16 @@ def test_a_killed_data_worker_is_told_in_one_sentence(scenes, tmp_path):
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, EOFError])
+def test_an_error_in_a_data_worker_keeps_its_cause(scenes, tmp_path, monkeypatch, kind):
+    def broken(*_):
+        raise kind("shapes do not fit")
+
+    monkeypatch.setattr("uniquery.data.batch.augment", broken)
+    with pytest.raises(kind, match=r"DataLoader worker process 0[^$]*Traceback[^$]*in broken[^$]*shapes do not fit"):
+        loop.train(load_config(small_config(tmp_path, scenes), ["data.workers=1"]))
+
+
 def prepared(config):
     """A run at its first step, and enough batches."""
     torch.manual_seed(config.seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,8 @@ from uniquery.parallel import process_count, process_rank
 from uniquery.signals import outlive_signals
 from uniquery.training.config import Config
 from uniquery.training.run import Run
+
+_WORKER_DIED = re.compile(r"DataLoader worker \(pid.*(exited unexpectedly|is killed by signal)")
 
 
 def load_splits(config: Config) -> tuple[CocoData, CocoData | None]:
@@ -88,15 +91,18 @@ def training_batches(
 def workers_explained() -> Iterator[None]:
     """Tells in one sentence that a data worker is gone; torch says so in the middle of whatever is being done.
 
+    An error that was raised in a worker arrives with the worker's traceback, and goes on as it is.
+
     Raises:
         UserError: the system, or somebody, killed a worker.
     """
     try:
         yield
     except (RuntimeError, ConnectionError, EOFError) as error:  # in the middle of sending, the connection breaks first
-        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
-            raise
         reason = str(error).partition("\n")[0]
+        is_gone = _WORKER_DIED.match(reason) if isinstance(error, RuntimeError) else not reason.startswith("Caught ")
+        if not is_gone:
+            raise
         raise UserError(
             f"A data worker was ended from outside, most often for want of memory ({reason}): "
             "lower data.workers or the sizes in data.augment, then go on with --resume auto."

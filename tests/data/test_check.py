@@ -57,6 +57,12 @@ class TestSound:
         assert report.instances == 4
         assert sum(report.areas.values()) == 3  # the empty one has no size
 
+    def test_a_file_of_several_images_is_a_warning(self, tmp_path):
+        report = report_of(tmp_path, lambda c, _: c["images"].append({**c["images"][0], "id": 70}))
+        assert kinds(report) == {"shared file": 1}
+        assert report.is_sound
+        assert_one_sentence(report.problems[0].text)
+
 
 class TestHistograms:
     def content(self, boxes: list[tuple[int, int]], per_image: list[int]) -> Content:

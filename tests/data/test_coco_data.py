@@ -102,6 +102,15 @@ class TestMasks:
         assert data.load(1)[1].shape == (0, 30, 20)
         assert changed_set(tmp_path, change, keep_empty=False).image_ids.tolist() == [7]
 
+    def test_a_file_of_several_images_is_a_warning(self, tmp_path):
+        def change(content):
+            content["images"].append({**content["images"][0], "id": 70, "file_name": "sub/../a.png"})
+
+        data = changed_set(tmp_path, change)
+        assert len(data) == 5
+        (warning,) = data.warnings
+        assert warning == "Images [7, 70] are the same file, a.png."
+
     def test_polygons_that_leave_the_image_are_cut_with_a_warning(self, tmp_path):
         def change(content):
             row(content, "annotations", 13)["segmentation"] = [[-50, -50, 500, -50, 500, 500, -50, 500]]

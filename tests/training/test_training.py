@@ -197,6 +197,15 @@ def test_a_crowd_that_cannot_all_be_found_is_told(scenes, tmp_path, capsys):
     assert "eval.max_detections" not in said
 
 
+def test_data_without_instances_is_told(scenes, tmp_path, capsys):
+    raw = json.loads(scenes.annotations("train").read_text())
+    (tmp_path / "none.json").write_text(json.dumps({**raw, "annotations": []}))
+    for changes, is_told in (([], False), ([("data.train.annotations", str(tmp_path / "none.json"))], True)):
+        loop.train(load_config(small_config(tmp_path, scenes), [*changes, f"name=told-{is_told}", "train.steps=1"]))
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("warning: the training data has no instances" in said) == is_told
+
+
 def test_an_odd_batch_cannot_be_paired(scenes, tmp_path):
     with pytest.raises(ConfigError, match="must be even with paired views"):
         load_config(small_config(tmp_path, scenes), ["train.batch_size=3", "querying.equivariance={}"])

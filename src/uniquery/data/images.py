@@ -29,7 +29,7 @@ def read_image(path: Path) -> npt.NDArray[np.uint8]:
     fit 8 bits as they are.
 
     Raises:
-        DataError: the file is missing, not an image, cut off, has values of more than 16 bits, or claims an absurd size.
+        DataError: the file is missing, not an image, cut off, needs more than 16 bits, or claims an absurd size.
     """
     with _opened(path) as image:
         return _to_rgb(ImageOps.exif_transpose(image))

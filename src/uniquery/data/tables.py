@@ -110,6 +110,7 @@ def _category_problems(rows: Sequence[Row]) -> Iterator[Problem]:
 
 def _image_problems(rows: Sequence[Row], image_root: Path) -> Iterator[Problem]:
     yield from _duplicate_ids(rows, "Image")
+    owners: dict[Path, list[int]] = {}
     for row in rows:
         where = f"Image {shown(row.get('id'))} ({shown(row.get('file_name'))})"
         if not is_id(row.get("id")) or not is_text(row.get("file_name")):
@@ -121,9 +122,13 @@ def _image_problems(rows: Sequence[Row], image_root: Path) -> Iterator[Problem]:
             said = f"{shown(row.get('width'))} and {shown(row.get('height'))}"
             yield Problem("image entry", f"{where} {needs}, not {said}.")
         try:
-            inside_root(image_root, row["file_name"])
+            owners.setdefault(inside_root(image_root, row["file_name"]), []).append(row["id"])
         except DataError as error:
             yield Problem("file name", f"Image {row['id']}: {error}")
+    for path, ids in owners.items():
+        if len(set(ids)) > 1:
+            text = f"Images {shown(ids)} are the same file, {shown(str(path.relative_to(image_root)))}."
+            yield Problem("shared file", text, fatal=False)
 
 
 def _link_problems(row: Row, images: Container[int], categories: Container[int]) -> Iterator[Problem]:

@@ -113,8 +113,9 @@ def introduce(run: Run, data: CocoData, val: CocoData | None, console: Console) 
         f"[bold]{run.config.model.name}[/] on {run.config.backbone.name}: {total / 1e6:.1f} M parameters, "
         f"{trainable / 1e6:.1f} M of them trained, on {run.device}"
     )
+    instances = int((~data.crowd).sum())
     console.print(
-        f"train: {len(data)} images, {int((~data.crowd).sum())} instances, {len(data.categories)} classes; "
+        f"train: {len(data)} images, {instances} instances, {len(data.categories)} classes; "
         f"val: {f'{len(val)} images' if val else 'none'}"
     )
     lr = max(group["initial_lr"] for group in run.optimizer.param_groups)
@@ -128,6 +129,8 @@ def introduce(run: Run, data: CocoData, val: CocoData | None, console: Console) 
         console.print(f"[yellow]warning:[/] {warning}")
     if len(data.warnings) > 3:
         console.print(f"[yellow]warning:[/] {len(data.warnings) - 3} more: uniquery data check")
+    if not instances:
+        console.print("[yellow]warning:[/] the training data has no instances: all that can be learnt is to find none.")
     _warn_of_crowds(run.config, data, console)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import multiprocessing
 import os
 import shlex
 import signal
@@ -288,6 +289,7 @@ def test_an_error_in_a_data_worker_keeps_its_cause(scenes, tmp_path, monkeypatch
     monkeypatch.setattr("uniquery.data.batch.augment", broken)
     with pytest.raises(kind, match=r"DataLoader worker process 0[^$]*Traceback[^$]*in broken[^$]*shapes do not fit"):
         loop.train(load_config(small_config(tmp_path, scenes), ["data.workers=1"]))
+    assert not multiprocessing.active_children()
 
 
 def prepared(config):

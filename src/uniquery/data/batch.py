@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from traceback import clear_frames
 
 import numpy as np
 import numpy.typing as npt
@@ -168,7 +169,11 @@ def _targets(item: Item, height: int, width: int) -> Targets:
 
 def raise_errors(batches: DataLoader[Batch | DataError]) -> Iterator[Batch]:
     """The batches; an error that a worker sent is raised here, where it can be told in one sentence."""
-    for batch in batches:
-        if isinstance(batch, DataError):
-            raise batch
-        yield batch
+    try:
+        for batch in batches:
+            if isinstance(batch, DataError):
+                raise batch
+            yield batch
+    except BaseException as error:
+        clear_frames(error.__traceback__)  # they hold the workers, for which python would wait at its end, for ever
+        raise

@@ -7,11 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
+from rich.console import Console
 
-from coco_files import Content, sound, write_json, write_set
+from coco_files import Content, assert_one_sentence, sound, write_json, write_set
+from small_runs import CONFIG
 from uniquery.data.check import check_data
 from uniquery.data.coco import CocoData
-from uniquery.errors import DataError
+from uniquery.errors import DataError, UserError
+from uniquery.training import loop
+from uniquery.training.config import parse_config
 
 
 @pytest.fixture
@@ -120,3 +125,78 @@ class TestFuzz:
 
     def test_a_sound_set_is_accepted(self, files):
         assert self.outcome(*files)
+
+
+def reshape(content: Content, root: Path, rng: random.Random) -> None:
+    """Gives an image another shape, an extreme one, and one instance that fills it."""
+    row = rng.choice(content["images"])
+    row["height"], row["width"] = rng.choice([(1, 600), (600, 1), (1, 1), (2, 300), (33, 31)])
+    others = [a for a in content["annotations"] if a["image_id"] != row["id"]]
+    filled = {"size": [row["height"], row["width"]], "counts": [0, row["height"] * row["width"]]}
+    whole = {"id": 77, "image_id": row["id"], "category_id": 5, "segmentation": filled, "iscrowd": 0}
+    content["annotations"] = [*others, whole]
+    Image.new("RGB", (row["width"], row["height"]), (9, 99, 199)).save(root / row["file_name"])
+
+
+def deepen(content: Content, root: Path, rng: random.Random) -> None:
+    """Gives an image pixels of another kind."""
+    row = rng.choice(content["images"])
+    kind = rng.choice([np.uint16, np.uint16, np.int32, np.float32])
+    values = np.random.default_rng(0).integers(0, 2**16, (row["height"], row["width"])).astype(kind)
+    Image.fromarray(values).save(root / row["file_name"], format="TIFF")
+
+
+def damage(content: Content, root: Path, rng: random.Random) -> None:
+    """Empties an image file, cuts it off, or takes it away."""
+    path = root / rng.choice(content["images"])["file_name"]
+    whole = path.read_bytes()
+    path.write_bytes(whole[: rng.choice([0, 20, len(whole) // 2])])
+    if rng.random() < 0.2:
+        path.unlink()
+
+
+def confuse(content: Content, _: Path, rng: random.Random) -> None:
+    """Changes the json, often in what only evaluation reads."""
+    if rng.random() < 0.3:
+        row = rng.choice(content["annotations"])
+        row.update({rng.choice(["area", "bbox", "iscrowd"]): copy.deepcopy(rng.choice(JUNK))})
+    else:
+        mutate(content, rng)
+
+
+class TestTrainingFuzz:
+    def outcome(self, annotations: Path, images: Path, output: Path) -> str:
+        """What two steps and an evaluation end with, which must be what the data check has foretold."""
+        split = {"annotations": str(annotations), "images": str(images)}
+        data = {**CONFIG["data"], "train": split, "val": split}
+        train = {"steps": 2, "batch_size": 2}
+        config = parse_config({**CONFIG, "output": str(output), "data": data, "train": train}, where="here")
+        try:
+            is_sound = check_data(annotations, images).is_sound
+        except DataError:
+            is_sound = False
+        try:
+            loop.train(config, console=Console(quiet=True))
+        except UserError as error:
+            assert_one_sentence(error)
+            ends_well = False
+        else:
+            ends_well = True
+        assert ends_well == is_sound
+        return "trained" if ends_well else "refused"
+
+    def test_damaged_sets(self, tmp_path):
+        outcomes = []
+        for seed in range(36):
+            rng, content, folder = random.Random(seed), sound(), tmp_path / str(seed)
+            folder.mkdir()
+            _, images = write_set(folder, content)
+            change = (reshape, deepen, damage, confuse)[seed % 4]
+            change(content, images, rng)
+            try:
+                outcomes.append(self.outcome(write_json(folder, content), images, folder / "runs"))
+            except Exception as error:
+                pytest.fail(f"seed {seed}: {error!r}")
+        assert set(outcomes[::4]) == {"trained"}
+        assert set(outcomes[2::4]) == {"refused"}
+        assert set(outcomes[1::4]) == set(outcomes[3::4]) == {"refused", "trained"}

@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,18 @@ def study(data: Path, output: Path, row: str, seed: int, steps: int | None) -> N
     )
 
 
+def read_sweep(folder: Path) -> dict[str, float]:
+    """AP on the validation images by mask threshold."""
+    found = json.loads((folder / "figures.json").read_text())
+    return {threshold: metrics["AP"] for threshold, metrics in found["sweep"].items()}
+
+
 def read(folder: Path) -> dict[str, float]:
     """The figures of a finished run, by column."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     halfway, *_, final = [line["metrics"]["AP"] for line in lines if line["kind"] == "eval"]
     found: dict[str, Any] = json.loads((folder / "figures.json").read_text())
-    sweep = {threshold: metrics["AP"] for threshold, metrics in found["sweep"].items()}
+    sweep = read_sweep(folder)
     cross, errors = found["cross_scene"], found["equivariance"]
     return {
         "tuning AP half-way": halfway,
@@ -79,7 +86,7 @@ def read(folder: Path) -> dict[str, float]:
     }
 
 
-def table(output: Path) -> str:
+def table(output: Path, read: Callable[[Path], dict[str, float]]) -> str:
     """Mean ± standard deviation over the seeds, in markdown."""
     lines = []
     for i, row in enumerate(ROWS):
@@ -107,7 +114,7 @@ def main() -> None:
         for seed in range(args.seeds):
             for row in ROWS:
                 study(args.data, args.output, row, seed, args.steps)
-    print(table(args.output))
+    print(table(args.output, read), table(args.output, read_sweep), sep="\n\n")
 
 
 if __name__ == "__main__":

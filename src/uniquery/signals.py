@@ -69,8 +69,8 @@ def outlive_signals(_worker: int = 0) -> None:
     worker that hangs could not be got rid of.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: _end_in(WORKERS_SECONDS))
+    signal.signal(signal.SIGTERM, _end_later)
 
 
-def _end_in(seconds: int) -> None:
-    signal.alarm(seconds)
+def _end_later(*_: object) -> None:
+    signal.alarm(WORKERS_SECONDS)

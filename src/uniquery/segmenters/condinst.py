@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from uniquery.backbones import Backbone
 from uniquery.layers.fpn import FPN
+from uniquery.layers.padding import GroupNorm
 from uniquery.layers.pixels import Normalise
 from uniquery.layers.resize import aligned_bilinear, aligned_linear_matrix
 from uniquery.mask_losses import dice, sigmoid_focal
@@ -313,7 +314,7 @@ class MaskBranch(nn.Module):
         def block(inputs: int) -> nn.Sequential:
             conv = nn.Conv2d(inputs, channels, 3, padding=1, bias=False)
             nn.init.kaiming_uniform_(conv.weight, a=1)
-            normed = nn.BatchNorm2d(channels) if norm == "batch" else _group_norm(channels)
+            normed = nn.BatchNorm2d(channels) if norm == "batch" else GroupNorm(channels)
             return nn.Sequential(conv, normed, nn.ReLU(inplace=True))
 
         self.refine = nn.ModuleList(block(in_channels) for _ in range(3))
@@ -350,14 +351,9 @@ def _relu(x: Tensor) -> Tensor:
     return cast(Tensor, _InPlaceReLU.apply(x))  # type: ignore[no-untyped-call]
 
 
-def _group_norm(channels: int) -> nn.GroupNorm:
-    """32 groups, as the original; fewer where a group would hold one channel, which has no spread on a 1×1 map."""
-    return nn.GroupNorm(min(32, channels // 2), channels)
-
-
 def _tower(channels: int, convs: int) -> nn.Sequential:
     def block() -> tuple[nn.Module, ...]:
-        return nn.Conv2d(channels, channels, 3, padding=1), _group_norm(channels), nn.ReLU(inplace=True)
+        return nn.Conv2d(channels, channels, 3, padding=1), GroupNorm(channels), nn.ReLU(inplace=True)
 
     return nn.Sequential(*(module for _ in range(convs) for module in block()))
 

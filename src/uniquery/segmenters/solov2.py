@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from uniquery.backbones import Backbone
 from uniquery.layers.fpn import FPN
+from uniquery.layers.padding import GroupNorm
 from uniquery.layers.pixels import Normalise
 from uniquery.layers.shared_conv import SharedConv3x3
 from uniquery.mask_losses import dice, sigmoid_focal
@@ -262,7 +263,7 @@ class Tower(nn.Sequential):
         for i in range(convs):
             conv = SharedConv3x3(inputs if i == 0 else channels, channels, bias=False)
             nn.init.normal_(conv.weight, std=0.01)
-            self.extend((conv, _group_norm(channels), nn.ReLU(inplace=True)))
+            self.extend((conv, GroupNorm(channels), nn.ReLU(inplace=True)))
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """(B, inputs, S, S) of each level → (B, channels, S, S)."""
@@ -302,12 +303,7 @@ def _block(inputs: int, outputs: int, kernel_size: int = 3) -> nn.Sequential:
     """Convolution, group normalisation, ReLU."""
     conv = nn.Conv2d(inputs, outputs, kernel_size, padding=kernel_size // 2, bias=False)
     nn.init.normal_(conv.weight, std=0.01)
-    return nn.Sequential(conv, _group_norm(outputs), nn.ReLU(inplace=True))
-
-
-def _group_norm(channels: int) -> nn.GroupNorm:
-    # 32 groups, as the original; fewer where a group would hold one channel, which has no spread on a 1×1 map.
-    return nn.GroupNorm(min(32, channels // 2), channels)
+    return nn.Sequential(conv, GroupNorm(outputs), nn.ReLU(inplace=True))
 
 
 def coordinates(features: Tensor) -> Tensor:

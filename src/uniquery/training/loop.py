@@ -106,8 +106,10 @@ def _open_log(run: Run) -> MetricsLog:
 
 def _check_same_start(run: Run) -> None:
     """Processes that do not see the same files would train different weights."""
-    state = b"".join(tensor.cpu().numpy().tobytes() for tensor in run.evaluated_state().values())
-    own = torch.tensor([run.step, zlib.crc32(state)], device=run.device)
+    checksum = 0
+    for tensor in run.evaluated_state().values():
+        checksum = zlib.crc32(tensor.cpu().numpy().tobytes(), checksum)
+    own = torch.tensor([run.step, checksum], device=run.device)
     first = own.clone()
     take_from_first([first])
     if not torch.equal(first, own):

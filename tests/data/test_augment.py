@@ -17,7 +17,9 @@ from uniquery.data.augment import (
     Transpose,
     augment,
     crop,
+    place,
     resize,
+    resize_and_cut,
 )
 
 
@@ -187,6 +189,15 @@ class TestResize:
         stripes = torch.tensor([0, 0, 0, 200], dtype=torch.uint8).repeat(16).expand(3, 64, 64)
         small = resize(Sample(stripes, torch.zeros(0, 64, 64).byte(), torch.zeros(0).long()), (16, 16)).image
         assert (small[:, :, 2:-2].float() - 50).abs().max() <= 15
+
+    @pytest.mark.parametrize("size", [(20, 32), (131, 7), (97, 211), (48, 60)])
+    @pytest.mark.parametrize("share", [0.3, 0.8, 1.0])
+    def test_cutting_at_once_is_cutting_afterwards(self, size, share):
+        sample = noisy()
+        window = place(size, (max(1, int(size[0] * share)), max(1, int(size[1] * share))), rng(1))
+        at_once, afterwards = resize_and_cut(sample, size, window), resize(sample, size)
+        assert torch.equal(at_once.image, afterwards.image[:, *window])
+        assert torch.equal(at_once.masks, afterwards.masks[:, *window])
 
     @pytest.mark.parametrize("size", [(20, 32), (48, 8), (71, 64)])  # widths at which no pixel lies between two
     def test_mirroring_before_and_after_is_the_same(self, size):

@@ -19,6 +19,8 @@ from torch import Tensor
 from uniquery.postprocess import resized_size
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
+Window = tuple[slice, slice]
+"""Rows and columns."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +135,8 @@ class ScaleJitter(Augmentation):
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         fit = self.size * rng.uniform(*self.range) / max(sample.size)
         height, width = (max(1, round(side * fit)) for side in sample.size)
-        sample = resize(sample, (height, width))
-        sample = crop(sample, (min(height, self.size), min(width, self.size)), rng)
+        window = place((height, width), (min(height, self.size), min(width, self.size)), rng)
+        sample = resize_and_cut(sample, (height, width), window)
         padding = (0, self.size - sample.size[1], 0, self.size - sample.size[0])
         return replace(sample, image=F.pad(sample.image, padding), masks=F.pad(sample.masks, padding))
 
@@ -183,6 +185,29 @@ def resize(sample: Sample, size: tuple[int, int]) -> Sample:
 
 def crop(sample: Sample, size: tuple[int, int], rng: np.random.Generator) -> Sample:
     """A window of the given size, uniformly placed."""
-    top, left = (int(rng.integers(0, side - wanted + 1)) for side, wanted in zip(sample.size, size, strict=True))
-    window = (slice(None), slice(top, top + size[0]), slice(left, left + size[1]))
-    return replace(sample, image=sample.image[window], masks=sample.masks[window])
+    window = place(sample.size, size, rng)
+    return replace(sample, image=sample.image[:, *window], masks=sample.masks[:, *window])
+
+
+def place(sides: tuple[int, int], size: tuple[int, int], rng: np.random.Generator) -> Window:
+    """A window of the given size, uniformly placed."""
+    top, left = (int(rng.integers(0, side - wanted + 1)) for side, wanted in zip(sides, size, strict=True))
+    return slice(top, top + size[0]), slice(left, left + size[1])
+
+
+def resize_and_cut(sample: Sample, size: tuple[int, int], window: Window) -> Sample:
+    """What cutting the window after `resize` gives; masks, of which there may be many, are resized only inside it."""
+    if window == (slice(0, size[0]), slice(0, size[1])):
+        return resize(sample, size)
+    image = resize(replace(sample, masks=sample.masks[:0]), size).image[:, *window]
+    rows, columns = (_nearest(*sides)[shown] for *sides, shown in zip(sample.size, size, window, strict=True))
+    if len(rows) < sample.size[0]:  # choosing columns costs most: among as few rows as possible
+        masks = sample.masks.index_select(1, rows).index_select(2, columns)
+    else:
+        masks = sample.masks.index_select(2, columns).index_select(1, rows)
+    return Sample(image, masks, sample.labels)
+
+
+def _nearest(old: int, new: int) -> Tensor:
+    """(new,) the old index that each new one takes."""
+    return F.interpolate(torch.arange(old).float()[None, None], size=new, mode="nearest-exact")[0, 0].long()

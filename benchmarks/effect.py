@@ -13,7 +13,7 @@ import argparse
 import json
 import statistics
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ def split(data: Path, output: Path) -> None:
         (output / f"{name}.json").write_text(json.dumps({**content, "images": images, "annotations": annotations}))
 
 
-def study(data: Path, output: Path, row: str, seed: int, steps: int | None) -> None:
+def study(data: Path, output: Path, row: str, seed: int, settings: Sequence[str] = ()) -> None:
     """One run and its figures."""
     name = f"row{list(ROWS).index(row)}-seed{seed}"
     figures = output / name / "figures.json"
@@ -48,9 +48,9 @@ def study(data: Path, output: Path, row: str, seed: int, steps: int | None) -> N
     splits = [
         a for s, file in (("train", "train"), ("val", "tuning")) for a in (f"--{s}", output / f"{file}.json", images)
     ]
-    length = [] if steps is None else ["--set", f"train.steps={steps}", "--set", f"train.eval_every={steps // 2}"]
-    command = ["uniquery", "train", "nuclei/condinst_small", "--name", name, "--output", output, *splits, *length]
-    subprocess.run([*command, "--set", querying, "--set", f"seed={seed}", "--resume=auto"], check=True)
+    command = ["uniquery", "train", "nuclei/condinst_small", "--name", name, "--output", output, *splits]
+    changes = [a for setting in (querying, f"seed={seed}", *settings) for a in ("--set", setting)]
+    subprocess.run([*command, *changes, "--resume=auto"], check=True)
     val = [data / "annotations/val.json", images]
     subprocess.run(
         ["uniquery", "diagnose", output / name / "last", "--images", "16", "--data", *val, "--json", figures],
@@ -67,13 +67,13 @@ def read_sweep(folder: Path) -> dict[str, float]:
 def read(folder: Path) -> dict[str, float]:
     """The figures of a finished run, by column."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    halfway, *_, final = [line["metrics"]["AP"] for line in lines if line["kind"] == "eval"]
+    ap = {line["step"]: line["metrics"]["AP"] for line in lines if line["kind"] == "eval"}
     found: dict[str, Any] = json.loads((folder / "figures.json").read_text())
     sweep = read_sweep(folder)
     cross, errors = found["cross_scene"], found["equivariance"]
     return {
-        "tuning AP half-way": halfway,
-        "tuning AP": final,
+        "tuning AP half-way": ap[max(ap) // 2],
+        "tuning AP": ap[max(ap)],
         "val AP": sweep["0.5"],
         "val AP, best of the sweep": max(sweep.values()),
         "best threshold": float(max(sweep, key=lambda t: sweep[t])),
@@ -106,14 +106,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("data/nuclei"))
     parser.add_argument("--output", type=Path, default=Path("runs/effect"))
     parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--steps", type=int, help="instead of the configuration's")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), help="which objectives")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of `uniquery train`")
     parser.add_argument("--table", action="store_true", help="train nothing, only print the table")
     args = parser.parse_args()
     if not args.table:
         split(args.data, args.output)
         for seed in range(args.seeds):
-            for row in ROWS:
-                study(args.data, args.output, row, seed, args.steps)
+            for row in args.rows:
+                study(args.data, args.output, row, seed, args.set)
     print(table(args.output, read), table(args.output, read_sweep), sep="\n\n")
 
 

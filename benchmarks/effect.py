@@ -38,7 +38,7 @@ def split(data: Path, output: Path) -> None:
         (output / f"{name}.json").write_text(json.dumps({**content, "images": images, "annotations": annotations}))
 
 
-def study(data: Path, output: Path, row: str, seed: int, settings: Sequence[str] = ()) -> None:
+def study(data: Path, output: Path, row: str, seed: int, settings: Sequence[str]) -> None:
     """One run and its figures."""
     name = f"row{list(ROWS).index(row)}-seed{seed}"
     figures = output / name / "figures.json"
@@ -86,11 +86,11 @@ def read(folder: Path) -> dict[str, float]:
     }
 
 
-def table(output: Path, read: Callable[[Path], dict[str, float]]) -> str:
+def table(output: Path, columns_of: Callable[[Path], dict[str, float]]) -> str:
     """Mean ± standard deviation over the seeds, in markdown."""
     lines = []
     for i, row in enumerate(ROWS):
-        runs = [read(f.parent) for f in sorted(output.glob(f"row{i}-seed*/figures.json"))]
+        runs = [columns_of(f.parent) for f in sorted(output.glob(f"row{i}-seed*/figures.json"))]
         if not runs:
             continue
         if not lines:

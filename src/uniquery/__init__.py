@@ -19,7 +19,7 @@ _PUBLIC = {
     "read_image": "uniquery.data.images",
     "train": "uniquery.training.loop",
 }
-__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604
+__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604 (the keys are strings)
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 from uniquery import __version__
-from uniquery.cli import config, data, demo, diagnose, eval, predict, report, train  # noqa: A004
+from uniquery.cli import config, data, demo, diagnose, eval, predict, report, train  # noqa: A004 (named like its command)
 from uniquery.errors import UserError
 from uniquery.training.processes import is_lost_connection
 

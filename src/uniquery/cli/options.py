@@ -19,7 +19,7 @@ def command(
     name: str,
     run: Callable[[argparse.Namespace], int | None],
     *,
-    help: str,  # noqa: A002
+    help: str,  # noqa: A002 (argparse's own word)
     example: str,
 ) -> argparse.ArgumentParser:
     """A subcommand whose help ends with an example."""
@@ -41,7 +41,7 @@ def add_set(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_split(parser: argparse.ArgumentParser, flag: str, help: str) -> None:  # noqa: A002
+def add_split(parser: argparse.ArgumentParser, flag: str, help: str) -> None:  # noqa: A002 (argparse's own word)
     """`--flag ANNOTATIONS IMAGES`."""
     parser.add_argument(flag, nargs=2, type=Path, metavar=("ANNOTATIONS", "IMAGES"), help=help)
 

@@ -94,7 +94,8 @@ def _expand(text: str) -> Iterator[Path]:
     elif path.is_file():
         yield path
     else:
-        yield from sorted(Path(p) for p in glob.glob(text, recursive=True) if Path(p).suffix.lower() in SUFFIXES)  # noqa: PTH207
+        matches = map(Path, glob.glob(text, recursive=True))  # noqa: PTH207 (Path.glob refuses absolute patterns)
+        yield from sorted(p for p in matches if p.suffix.lower() in SUFFIXES)
 
 
 def _output_names(files: Sequence[Path]) -> dict[Path, str]:

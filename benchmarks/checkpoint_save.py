@@ -31,10 +31,11 @@ from uniquery.data.coco import Category
 from uniquery.querying import StoredPixels
 from uniquery.segmenters import build_segmenter
 from uniquery.training import sealed
-from uniquery.training.checkpoint import ModelCard, load_trainer_state, save_checkpoint
+from uniquery.training.checkpoint import load_trainer_state, save_checkpoint
 from uniquery.training.config import Config
 from uniquery.training.optim import build_optimizer
-from uniquery.training.run import Run, trainer_state
+from uniquery.training.run import Run
+from uniquery.weights.model_file import ModelCard
 
 CAPACITY, CHANNELS = 100_000, 256
 
@@ -56,7 +57,7 @@ def prepared_run(backbone: str) -> Run:
 
 
 def save(run: Run, folder: Path) -> None:
-    save_checkpoint(folder, run.evaluated_state(), run.card, trainer_state(run), keep=1)
+    save_checkpoint(folder, run.evaluated_state(), run.card, run.trainer_state(), keep=1)
 
 
 def copy(source: Path, target: Path) -> None:

@@ -25,10 +25,11 @@ from transformers import Mask2FormerForUniversalSegmentation, ResNetConfig
 
 from measure import interleaved, peak_gb
 from uniquery.backbones.resnet import ResNet
+from uniquery.masks.geometry import mask_boxes
 from uniquery.querying import UniqueQuerying
 from uniquery.segmenters.mask2former import Mask2Former
-from uniquery.structures import Images, Targets, mask_boxes
-from uniquery.weights.mask2former import hf_mask2former_names
+from uniquery.structures import Images, Targets
+from uniquery.weights.foreign.mask2former import hf_mask2former_names
 
 CLASSES = 80
 CASES = {"384": (384, (10, 40)), "640": (640, (60, 120))}  # side of the images, instances of each
@@ -67,9 +68,9 @@ def batch(case: str) -> tuple[Images, list[Targets]]:
     y, x = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
     targets = []
     for i, count in enumerate(counts):
-        centres = torch.rand(count, 2, generator=generator) * side
+        centers = torch.rand(count, 2, generator=generator) * side
         radii = side * (0.02 + 0.1 * torch.rand(count, generator=generator))
-        masks = torch.stack([(x - cx) ** 2 + (y - cy) ** 2 < r**2 for (cx, cy), r in zip(centres, radii, strict=True)])
+        masks = torch.stack([(x - cx) ** 2 + (y - cy) ** 2 < r**2 for (cx, cy), r in zip(centers, radii, strict=True)])
         targets.append(Targets(torch.randint(0, CLASSES, (count,), generator=generator), mask_boxes(masks), masks, i))
     pixels = torch.randint(0, 256, (len(counts), 3, side, side), generator=generator, dtype=torch.uint8)
     return Images(pixels, ((side, side),) * len(counts)), targets
@@ -78,7 +79,7 @@ def batch(case: str) -> tuple[Images, list[Targets]]:
 def their_loss(model: Mask2FormerForUniversalSegmentation, case: str) -> Callable[[], Tensor]:
     """Their annotations are made before, as their data loaders do."""
     images, targets = batch(case)
-    pixels = colours(images)
+    pixels = colors(images)
     masks, labels = [t.masks.float() for t in targets], [t.labels for t in targets]
 
     def loss() -> Tensor:
@@ -93,7 +94,7 @@ def our_loss(model: Mask2Former, case: str) -> Callable[[], Tensor]:
     return lambda: torch.stack(list(objective(images, targets).values())).sum()
 
 
-def colours(images: Images) -> Tensor:
+def colors(images: Images) -> Tensor:
     mean, std = (torch.tensor(c).view(3, 1, 1) for c in ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375)))
     return (images.pixels - mean) / std
 
@@ -132,7 +133,7 @@ def check(our_model: Mask2Former, their_model: Mask2FormerForUniversalSegmentati
     """
     images, _ = batch(case)
     our_model.eval().double(), their_model.eval().double()
-    outputs, expected = our_model(images), their_model(pixel_values=colours(images).double())
+    outputs, expected = our_model(images), their_model(pixel_values=colors(images).double())
     masks = torch.einsum("bnd,bdhw->bnhw", outputs.embeddings[-1], outputs.pixels.embeddings)
     torch.testing.assert_close(outputs.logits[-1], expected.class_queries_logits, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(masks, expected.masks_queries_logits, rtol=1e-6, atol=1e-6)
@@ -193,7 +194,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=list(CASES), action="append", help="side of the images; by default each")
     parser.add_argument(
-        "--norm", choices=["batch", "frozen"], default="batch", help="of the backbone, in both: learnt, or as it came"
+        "--norm", choices=["batch", "frozen"], default="batch", help="of the backbone, in both: learned, or as it came"
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write the figures here")

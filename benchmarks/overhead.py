@@ -21,9 +21,10 @@ from rich.table import Table
 from measure import extra_gb, interleaved
 from step_time import tame
 from uniquery.backbones.resnet import ResNet
+from uniquery.masks.geometry import mask_boxes
 from uniquery.querying import Equivariance, InterScene, StoredPixels, TransformGroup, UniqueQuerying
 from uniquery.segmenters import SEGMENTERS
-from uniquery.structures import Images, Targets, mask_boxes
+from uniquery.structures import Images, Targets
 
 INSTANCES, CAPACITY = 7, 100_000
 CHANNELS = {"condinst": 8, "solov2": 256, "mask2former": 256}  # of a pixel embedding

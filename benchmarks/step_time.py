@@ -1,6 +1,6 @@
 """Time and memory of one training step, in units of a yardstick measured in the same run.
 
-The yardstick Y is forward + backward of a plain ResNet-50 trunk (frozen normalisation as scale and shift, nothing
+The yardstick Y is forward + backward of a plain ResNet-50 trunk (frozen normalization as scale and shift, nothing
 frozen, mean of the last stage as loss) on the same input. Y and steps are interleaved, so that a noisy machine
 disturbs both.
 
@@ -40,7 +40,7 @@ INSTANCES = 5
 
 
 class ScaleShiftConv(ConvNorm):
-    """The usual frozen normalisation: a pass over the activations of its own."""
+    """The usual frozen normalization: a pass over the activations of its own."""
 
     def forward(self, x: Tensor) -> Tensor:
         scale, shift = self.norm.scale_and_shift()
@@ -49,7 +49,7 @@ class ScaleShiftConv(ConvNorm):
 
 
 def tame(backbone: nn.Module) -> nn.Module:
-    """Random weights behind an identity normalisation would grow over fifty layers: damp each block's last one."""
+    """Random weights behind an identity normalization would grow over fifty layers: damp each block's last one."""
     for name, module in backbone.named_modules():
         if name.endswith("conv3"):
             module.norm.weight.fill_(0.2)
@@ -91,8 +91,8 @@ def instances(size: int) -> Targets:
     y, x = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
     masks, boxes = [], []
     for i in range(INSTANCES):
-        centre, radius = size * (i + 1) / (INSTANCES + 1), size * (0.04 + 0.05 * i)
-        masks.append((x - centre) ** 2 + (y - centre) ** 2 < radius**2)
+        center, radius = size * (i + 1) / (INSTANCES + 1), size * (0.04 + 0.05 * i)
+        masks.append((x - center) ** 2 + (y - center) ** 2 < radius**2)
         rows, columns = masks[-1].any(1).nonzero(), masks[-1].any(0).nonzero()
         boxes.append([columns[0].item(), rows[0].item(), columns[-1].item() + 1, rows[-1].item() + 1])
     return Targets(torch.arange(INSTANCES), torch.tensor(boxes, dtype=torch.float32), torch.stack(masks))

@@ -9,7 +9,8 @@ pixels is a mask. Everything from uniquery is marked with its equation.
 import torch
 from torch import Tensor, nn
 
-from uniquery.mask_losses import dice
+from uniquery.masks.geometry import mask_boxes
+from uniquery.masks.losses import dice
 from uniquery.querying import (
     EquivarianceLoss,
     InterSceneLoss,
@@ -19,13 +20,13 @@ from uniquery.querying import (
     sample_pixels,
     view_of,
 )
-from uniquery.structures import Images, PixelMap, Queries, Targets, index_in_batch, mask_boxes
+from uniquery.structures import Images, PixelMap, Queries, Targets, index_in_batch
 
 SIZE, STRIDE = 96, 4  # crops are whole cells of 32 pixels
 
 
 class Toy(nn.Module):
-    """Pixel embeddings at stride 4; the query of an instance is read off at its centre."""
+    """Pixel embeddings at stride 4; the query of an instance is read off at its center."""
 
     def __init__(self, channels: int = 32) -> None:
         super().__init__()
@@ -44,8 +45,8 @@ class Toy(nn.Module):
         features = self.trunk(torch.cat([x, place], dim=1))
         image = torch.cat([torch.full((len(t),), i) for i, t in enumerate(targets)])
         target = torch.cat([torch.arange(len(t)) for t in targets])
-        centre = torch.cat([t.boxes for t in targets]).view(-1, 2, 2).mean(1).div(STRIDE).long()
-        queries = self.query(features)[image, :, centre[:, 1], centre[:, 0]]
+        center = torch.cat([t.boxes for t in targets]).view(-1, 2, 2).mean(1).div(STRIDE).long()
+        queries = self.query(features)[image, :, center[:, 1], center[:, 0]]
         return PixelMap(self.pixels(features), STRIDE), Queries(queries, image, target)
 
 
@@ -61,7 +62,7 @@ def mask_loss(logits: Tensor, queries: Queries, targets: list[Targets]) -> Tenso
 
 
 def discs(ids: range) -> tuple[Images, list[Targets]]:
-    """Two coloured discs on noise, side by side."""
+    """Two colored discs on noise, side by side."""
     y, x = torch.meshgrid(torch.arange(SIZE), torch.arange(SIZE), indexing="ij")
     pixels = torch.randint(0, 60, (len(ids), 3, SIZE, SIZE), dtype=torch.uint8)
     targets = []

@@ -14,11 +14,12 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
 
-from uniquery.data.batch import EndlessBatches, TrainingItems, collate, raise_errors
+from uniquery.data.batch import TrainingItems, collate, raise_errors
 from uniquery.data.coco import CocoData
+from uniquery.data.sampling import EndlessBatches
 from uniquery.data.scenes import ScenesConfig, make_scenes
-from uniquery.hf import HFMask2Former
 from uniquery.querying import Equivariance, InterScene, UniqueQuerying
+from uniquery.segmenters.hf_mask2former import HFMask2Former
 
 
 def load(name: str | None, classes: list[str]) -> Mask2FormerForUniversalSegmentation:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from small_runs import small_scenes
+from helpers.small_runs import small_scenes
 
 
 @pytest.fixture(scope="session", autouse=True)

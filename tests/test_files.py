@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coco_files import assert_one_sentence
+from helpers.coco_files import assert_one_sentence
 from uniquery import files
 from uniquery.errors import CheckpointError, ConfigError, DataError, UserError, did_you_mean
 from uniquery.files import folder_replaced, make_folder, recover_folder, write_atomically

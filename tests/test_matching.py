@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from small_segmenters import boxes_of, ellipses
+from helpers.small_segmenters import boxes_of, ellipses
 from uniquery.matching import assign_points, box_distances, mask_centroids
 from uniquery.structures import Targets, grid_locations
 
@@ -131,7 +131,7 @@ class TestMaskCentroids:
         assert mask_centroids(masks).tolist() == [[6, 3], [0, 0]]
         assert mask_centroids(masks[:0]).shape == (0, 2)
 
-    def test_a_large_mask_keeps_its_centre(self):
+    def test_a_large_mask_keeps_its_center(self):
         centroid = mask_centroids(torch.ones(1, 2000, 3000, dtype=torch.bool))
         torch.testing.assert_close(centroid, torch.tensor([[1499.5, 999.5]]))
 

@@ -1,13 +1,13 @@
 import pytest
 import torch
 
-from processes import means_and_gradients, run_in_processes, whole_batch
-from uniquery.parallel import gather_rows, mean_over_processes, normaliser
+from helpers.processes import means_and_gradients, run_in_processes, whole_batch
+from uniquery.parallel import all_reduce_mean, gather_rows, normalizer
 
 
 def test_alone_everything_is_its_own_mean():
     value = torch.tensor([1.0, 2.0], requires_grad=True)
-    mean = mean_over_processes(value)
+    mean = all_reduce_mean(value)
     assert mean.tolist() == [1, 2]
     assert not mean.requires_grad
     mean += 1
@@ -19,9 +19,9 @@ def test_alone_rows_are_gathered_from_oneself():
     assert torch.equal(gather_rows([rows])[0], rows)
 
 
-def test_a_normaliser_is_at_least_one():
-    assert normaliser(torch.tensor(0.0)).item() == 1
-    assert normaliser(torch.tensor(7.0)).item() == 7
+def test_a_normalizer_is_at_least_one():
+    assert normalizer(torch.tensor(0.0)).item() == 1
+    assert normalizer(torch.tensor(7.0)).item() == 7
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_the_mean_is_the_same_in_both_processes(results):
 
 @pytest.mark.distributed
 def test_two_halves_learn_like_the_whole(results):
-    """One half holds four instances and the other five, so their own normalisers would not do."""
+    """One half holds four instances and the other five, so their own normalizers would not do."""
     whole = whole_batch()
     for name, loss in whole["losses"].items():
         torch.testing.assert_close((results[0]["losses"][name] + results[1]["losses"][name]) / 2, loss)

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from uniquery.set_matching import cheapest_pairs, mask_costs, match_all
+from uniquery.matching import cheapest_pairs, mask_costs, match_all
 
 
 @pytest.mark.parametrize("some", [False, True])

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from uniquery import rle
+from uniquery.masks import rle
+from uniquery.masks.geometry import mask_boxes
 from uniquery.structures import (
     Assignment,
     Images,
@@ -16,7 +17,6 @@ from uniquery.structures import (
     Queries,
     Targets,
     grid_locations,
-    mask_boxes,
 )
 
 

@@ -14,7 +14,7 @@ _PUBLIC = {
     "build_segmenter": "uniquery.segmenters",
     "evaluate": "uniquery.evaluation",
     "load_config": "uniquery.training.config",
-    "load_model": "uniquery.training.checkpoint",
+    "load_model": "uniquery.weights.model_file",
     "predict_image": "uniquery.evaluation.inference",
     "read_image": "uniquery.data.images",
     "train": "uniquery.training.loop",

@@ -1,13 +1,21 @@
 """Rules that assign predictions to ground truth. None of them carries a gradient.
 
-Letters: L locations, K instances of one image.
+Letters: L locations, K instances of one image, R predictions, P points.
 """
 
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
 import torch
+import torch.nn.functional as F
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from uniquery.structures import Targets, mask_centroids
+from uniquery.masks.geometry import mask_centroids
+from uniquery.structures import Targets
 
+_WORST = 1e6  # stands for a cost that is not finite
 _INSTANCES_AT_ONCE = 64  # bounds the (L, K) tables on images with hundreds of instances
 
 
@@ -20,7 +28,7 @@ def box_distances(locations: Tensor, boxes: Tensor) -> Tensor:
 def assign_points(
     locations: Tensor, strides: Tensor, size_ranges: Tensor, targets: Targets, radius: float = 1.5
 ) -> Tensor:
-    """FCOS's point-in-instance rule with centre sampling around the mask centroid, as in CondInst.
+    """FCOS's point-in-instance rule with center sampling around the mask centroid, as in CondInst.
 
     A location may own an instance if it lies within `radius` strides of the mask's centroid and inside its box, and
     if the largest of its distances to the box's edges falls into the size range of its level, both ends included.
@@ -31,7 +39,7 @@ def assign_points(
         strides: (L,) of each location's level.
         size_ranges: (L, 2) smallest and largest distance of each location's level.
         targets: the image's instances.
-        radius: of centre sampling, in strides.
+        radius: of center sampling, in strides.
 
     Returns:
         (L,) index of the owned instance, −1 for none.
@@ -44,11 +52,11 @@ def assign_points(
     low, high = size_ranges[:, :1], size_ranges[:, 1:]
     for start in range(0, len(targets), _INSTANCES_AT_ONCE):
         part = targets[start : start + _INSTANCES_AT_ONCE]
-        centres = mask_centroids(part.masks)
+        centers = mask_centroids(part.masks)
         near = torch.cat(
             [
-                torch.maximum(centres - reach, part.boxes[:, :2]),
-                torch.minimum(centres + reach, part.boxes[:, 2:]),
+                torch.maximum(centers - reach, part.boxes[:, :2]),
+                torch.minimum(centers + reach, part.boxes[:, 2:]),
             ],
             dim=-1,
         )  # (L, k, 4): the sampling region, inside the box
@@ -60,3 +68,41 @@ def assign_points(
         owner = torch.where(least < smallest, index + start, owner)
         smallest = torch.minimum(smallest, least)
     return owner
+
+
+def mask_costs(logits: Tensor, wanted: Tensor, known: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(R, K) cross-entropy, the mean over points, and (R, K) dice loss, of every prediction with every instance.
+
+    With softplus(x) − softplus(−x) = x, the cross-entropy of a pair is Σ softplus(x) − Σ x t: one matrix product.
+
+    Args:
+        logits: (R, P).
+        wanted: (K, P) in 0..1.
+        known: (P,) bool, the points that count; None means all.
+    """
+    softplus, probabilities = F.softplus(logits), logits.sigmoid()
+    count: Tensor | int = logits.shape[1]
+    if known is not None:
+        softplus, probabilities, wanted = softplus * known, probabilities * known, wanted * known
+        count = known.sum().clamp(min=1)
+    cross_entropy = (softplus.sum(1)[:, None] - logits @ wanted.T) / count
+    overlap = probabilities @ wanted.T
+    dice = 1 - (2 * overlap + 1) / (probabilities.sum(1)[:, None] + wanted.sum(1) + 1)
+    return cross_entropy, dice
+
+
+def cheapest_pairs(costs: npt.NDArray[np.floating]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Rows and columns of the min(R, K) pairs of (R, K) costs whose sum is the least, rows in order.
+
+    A cost that is no number counts as a very bad one: a network that has diverged is told so by its losses.
+
+    >>> cheapest_pairs(np.array([[1.0, 9.0], [0.0, 1.0], [np.nan, 0.5]]))
+    (array([1, 2]), array([0, 1]))
+    """
+    rows, columns = linear_sum_assignment(np.nan_to_num(costs, nan=_WORST, posinf=_WORST, neginf=-_WORST))
+    return rows, columns
+
+
+def match_all(costs: npt.NDArray[np.floating]) -> Tensor:
+    """(2, L, min(R, K)): rows and columns of the cheapest pairs of each of (L, R, K) tables."""
+    return torch.from_numpy(np.stack([np.stack(cheapest_pairs(table)) for table in costs], axis=1)).long()

@@ -62,7 +62,7 @@ def stop_requests() -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
-def outlive_signals(_worker: int = 0) -> None:
+def ignore_signals(_worker: int = 0) -> None:
     """For a data worker: a signal to the whole group of processes is the trainer's to answer.
 
     Ctrl-C never ends a worker, and SIGTERM after a minute, in which the trainer can finish its step; without an end, a

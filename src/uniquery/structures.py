@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from uniquery import rle
-
-_PIXELS_AT_ONCE = 2**22
+from uniquery.masks import rle
 
 
 class _Moves:
@@ -55,7 +53,7 @@ class Images(_Moves):
     """A batch of images, padded at the bottom and the right to multiples of the coarsest stride, 32.
 
     Attributes:
-        pixels: (B, 3, H, W) RGB in 0..255, uint8 or float; the segmenter normalises.
+        pixels: (B, 3, H, W) RGB in 0..255, uint8 or float; the segmenter normalizes.
         sizes: the valid (height, width) of each image inside the padding.
     """
 
@@ -107,7 +105,7 @@ class PixelMap(_Moves):
     stride: int
 
     def locations(self) -> Tensor:
-        """(h · w, 2): the x, y of each cell's centre in input pixels, row by row."""
+        """(h · w, 2): the x, y of each cell's center in input pixels, row by row."""
         height, width = self.embeddings.shape[-2:]
         return grid_locations(height, width, self.stride, self.embeddings.device)
 
@@ -227,13 +225,13 @@ def rows_by_image(image: Tensor, images: int) -> tuple[Tensor, tuple[Tensor, ...
     return order, order.split(torch.bincount(image, minlength=images).tolist())
 
 
-def wide(tensor: Tensor) -> Tensor:
+def at_least_float32(tensor: Tensor) -> Tensor:
     """The tensor in at least float32: sums over a whole image drown in half precision."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def grid_locations(height: int, width: int, stride: int, device: torch.device | None = None) -> Tensor:
-    """(height · width, 2): x, y of each cell's centre in input pixels, row by row.
+    """(height · width, 2): x, y of each cell's center in input pixels, row by row.
 
     >>> grid_locations(1, 2, 8).tolist()
     [[4.0, 4.0], [12.0, 4.0]]
@@ -242,56 +240,3 @@ def grid_locations(height: int, width: int, stride: int, device: torch.device | 
     xs = torch.arange(width, device=device, dtype=torch.float32) * stride + stride // 2
     y, x = torch.meshgrid(ys, xs, indexing="ij")
     return torch.stack([x.flatten(), y.flatten()], dim=1)
-
-
-def mask_boxes(masks: Tensor) -> Tensor:
-    """(K, 4) x0 y0 x1 y1 of non-empty (K, H, W) masks, the far edge exclusive.
-
-    >>> mask_boxes(torch.eye(3, dtype=torch.bool)[None, :2]).tolist()
-    [[0.0, 0.0, 2.0, 2.0]]
-    """
-    columns, rows = masks.any(1).to(torch.uint8), masks.any(2).to(torch.uint8)  # (K, W), (K, H)
-    if not len(masks):
-        return torch.zeros(0, 4, device=masks.device)
-    x0, y0 = columns.argmax(1), rows.argmax(1)
-    x1, y1 = masks.shape[2] - columns.flip(1).argmax(1), masks.shape[1] - rows.flip(1).argmax(1)
-    return torch.stack([x0, y0, x1, y1], dim=1).float()
-
-
-def mask_centroids(masks: Tensor) -> Tensor:
-    """(K, 2): mean x, y of the pixel indices of each (H, W) mask; 0 for an empty one.
-
-    >>> mask_centroids(torch.tensor([[[False, True], [False, True]]])).tolist()
-    [[1.0, 0.5]]
-    """
-    height, width = masks.shape[-2:]
-    columns, rows = _counts(masks, 1).float(), _counts(masks, 2).float()  # (K, W), (K, H)
-    area = columns.sum(1).clamp(min=1)
-    x = columns @ torch.arange(width, device=masks.device, dtype=torch.float32) / area
-    y = rows @ torch.arange(height, device=masks.device, dtype=torch.float32) / area
-    return torch.stack([x, y], dim=1)
-
-
-def mask_areas(masks: Tensor) -> Tensor:
-    """(K,): how many pixels each (H, W) mask has.
-
-    >>> mask_areas(torch.tensor([[[False, True], [False, True]]])).tolist()
-    [2]
-    """
-    return _counts(masks, (1, 2))
-
-
-def _counts(masks: Tensor, dim: Literal[1, 2] | tuple[Literal[1], Literal[2]]) -> Tensor:
-    """The sum of (K, H, W) masks over one or both of their sides, int64.
-
-    On a CPU, a sum of flags first becomes eight bytes for each: a few masks at a time, it is never a stack of them. The
-    result is there before the first of those bytes, so that what they leave free in memory is used again.
-    """
-    if masks.device.type != "cpu":
-        return masks.sum(dim)
-    sides = {1: masks.shape[2:], 2: masks.shape[1:2], (1, 2): ()}[dim]
-    counts = torch.empty(len(masks), *sides, dtype=torch.int64)
-    at_once = max(1, _PIXELS_AT_ONCE // max(masks.shape[1:].numel(), 1))
-    for start in range(0, len(masks), at_once):
-        counts[start : start + at_once] = masks[start : start + at_once].sum(dim)
-    return counts

@@ -1,4 +1,4 @@
-"""What holds for every backbone of the table, and for both kinds of normalisation."""
+"""What holds for every backbone of the table, and for both kinds of normalization."""
 
 import math
 
@@ -27,7 +27,7 @@ SMALL = {
 
 
 def made(name: str, norm: str = "frozen") -> StagedBackbone:
-    """A backbone in which no normalisation is the identity."""
+    """A backbone in which no normalization is the identity."""
     torch.manual_seed(0)
     backbone = SMALL[name](norm)
     for module in backbone.modules():
@@ -90,9 +90,9 @@ def test_a_training_step_leaves_frozen_stages_untouched_and_moves_the_others(nam
     backbone = made(name, "batch").train()
     backbone.freeze(2)
     before = {key: value.clone() for key, value in backbone.state_dict().items()}
-    optimiser = torch.optim.SGD([p for p in backbone.parameters() if p.requires_grad], lr=0.1)
+    optimizer = torch.optim.SGD([p for p in backbone.parameters() if p.requires_grad], lr=0.1)
     loss_of(backbone(torch.randn(2, 3, 64, 64))).backward()
-    optimiser.step()
+    optimizer.step()
     moved = {key for key, value in backbone.state_dict().items() if not torch.equal(value, before[key])}
     stages = dict.fromkeys(key.split(".")[0] for key in before)
     assert {key.split(".")[0] for key in moved} == set(list(stages)[2:])
@@ -111,19 +111,19 @@ def test_freezing_changes_nothing_in_evaluation(name):
         torch.testing.assert_close(after[stride], before[stride], rtol=1e-3, atol=1e-4)
 
 
-def test_training_and_evaluation_are_the_same_with_frozen_normalisation(name):
+def test_training_and_evaluation_are_the_same_with_frozen_normalization(name):
     backbone, images = made(name), torch.randn(2, 3, 65, 64)
     trained, evaluated = backbone.train()(images), backbone.eval()(images)
     assert all(torch.equal(trained[stride], evaluated[stride]) for stride in STRIDES)
 
 
-def test_batch_normalisation_differs_between_training_and_evaluation():
+def test_batch_normalization_differs_between_training_and_evaluation():
     backbone, images = made("basic", "batch"), torch.randn(2, 3, 64, 64)
     evaluated, trained = backbone.eval()(images), backbone.train()(images)
     assert not torch.allclose(trained[32], evaluated[32], atol=1e-2)
 
 
-def test_an_image_does_not_see_its_neighbours(name):
+def test_an_image_does_not_see_its_neighbors(name):
     backbone, images = made(name).eval(), torch.randn(3, 3, 64, 64)
     together, alone = backbone(images), backbone(images[1:2])
     for stride in STRIDES:

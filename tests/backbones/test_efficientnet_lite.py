@@ -55,14 +55,14 @@ def test_features_equal_the_packages(oracle, pretrained, size):
         torch.testing.assert_close(ours[stride], theirs[stride], rtol=1e-4, atol=1e-4)
 
 
-def test_learning_normalisation_equals_the_packages_in_evaluation(oracle):
+def test_learning_normalization_equals_the_packages_in_evaluation(oracle):
     config = BackboneConfig(name="efficientnet_lite0", weights="imagenet", norm="batch", frozen_stages=0)
     images = torch.randn(1, 3, 64, 64)
     ours, theirs = build_backbone(config).eval()(images), oracle_features(oracle, images)
     torch.testing.assert_close(ours[32], theirs[32], rtol=1e-4, atol=1e-4)
 
 
-def test_learning_normalisation_moves_its_statistics_as_the_packages(oracle):
+def test_learning_normalization_moves_its_statistics_as_the_packages(oracle):
     config = BackboneConfig(name="efficientnet_lite0", weights="imagenet", norm="batch", frozen_stages=0)
     ours, images = build_backbone(config).train(), torch.randn(2, 3, 64, 64)
     before = oracle._bn0.running_mean.clone()
@@ -85,7 +85,7 @@ def test_every_tensor_of_the_file_but_the_classifier_is_loaded():
     assert {key.split(".")[0] for key in report.unexpected} == {"_conv_head", "_bn1", "_fc"}
 
 
-def test_pretrained_defaults_are_frozen_normalisation_and_two_frozen_stages(pretrained):
+def test_pretrained_defaults_are_frozen_normalization_and_two_frozen_stages(pretrained):
     learning = {key.split(".")[0] for key, value in pretrained.named_parameters() if value.requires_grad}
     assert learning == {"stage2", "stage3", "stage4"}
     assert not any("norm" in key for key, _ in pretrained.named_parameters())

@@ -1,4 +1,4 @@
-"""Folding a frozen normalisation into its convolution changes nothing but the order of rounding."""
+"""Folding a frozen normalization into its convolution changes nothing but the order of rounding."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def made(**shape) -> ConvNorm:
 
 
 def naive(layer: ConvNorm, images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Convolution, then normalisation by the definition."""
+    """Convolution, then normalization by the definition."""
     norm = layer.norm
     x = F.conv2d(images, weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
     mean, variance, gain, offset = (
@@ -35,7 +35,7 @@ def naive(layer: ConvNorm, images: torch.Tensor, weight: torch.Tensor) -> torch.
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_folded_equals_convolution_then_normalisation(shape):
+def test_folded_equals_convolution_then_normalization(shape):
     layer, images = made(**shape), torch.randn(2, 4, 7, 6, dtype=torch.float64)
     torch.testing.assert_close(layer(images), naive(layer, images, layer.weight), rtol=1e-12, atol=1e-12)
 
@@ -63,7 +63,7 @@ def test_gradcheck(shape):
     assert torch.autograd.gradcheck(forward, (images, layer.weight))
 
 
-def test_the_normalisation_alone_equals_batch_norm_in_evaluation():
+def test_the_normalization_alone_equals_batch_norm_in_evaluation():
     norm = made(kernel_size=1).norm
     x = torch.randn(2, 4, 3, 3, dtype=torch.float64)
     expected = F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps)
@@ -83,13 +83,13 @@ def test_freezing_keeps_the_statistics_and_stops_them():
     assert not layer.weight.requires_grad
 
 
-def test_a_frozen_normalisation_has_no_parameters_and_four_buffers():
+def test_a_frozen_normalization_has_no_parameters_and_four_buffers():
     norm = FrozenBatchNorm2d(3)
     assert list(norm.parameters()) == []
     assert set(norm.state_dict()) == {"weight", "bias", "running_mean", "running_var"}
 
 
-def test_a_frozen_normalisation_takes_a_learning_ones_state_strictly():
+def test_a_frozen_normalization_takes_a_learning_ones_state_strictly():
     learning = nn.BatchNorm2d(3)
     state = learning.state_dict()
     FrozenBatchNorm2d(3).load_state_dict(state)

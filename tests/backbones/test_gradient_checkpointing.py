@@ -13,7 +13,7 @@ from uniquery.backbones.efficientnet_lite import EfficientNetLite0
 from uniquery.backbones.resnet import ResNet
 from uniquery.backbones.swin import Swin
 from uniquery.backbones.tiny import Tiny
-from uniquery.layers.recompute import recomputed
+from uniquery.layers.checkpointing import checkpointed
 
 SMALL = {
     "basic, batch": lambda: ResNet(18, norm="batch", stem_channels=8, width=8),
@@ -170,7 +170,7 @@ def test_statistics_move_once_and_stay_the_same_tensors():
     norm = nn.BatchNorm2d(3)
     held = dict(norm.named_buffers())
     images = torch.randn(2, 3, 4, 4, requires_grad=True)
-    recomputed(norm, images).pow(2).sum().backward()
+    checkpointed(norm, images).pow(2).sum().backward()
     assert norm.num_batches_tracked.item() == 1
     torch.testing.assert_close(norm.running_mean, 0.1 * images.detach().mean((0, 2, 3)))
     assert all(value is held[key] for key, value in norm.named_buffers())
@@ -190,7 +190,7 @@ def test_statistics_are_kept_although_recomputing_fails():
 
     module = Fails()
     held = module.norm.running_mean
-    out = recomputed(module, torch.randn(2, 3, 4, 4))
+    out = checkpointed(module, torch.randn(2, 3, 4, 4))
     with pytest.raises(KeyError):
         out.sum().backward()
     assert module.norm.running_mean is held

@@ -26,10 +26,10 @@ def torchvision_names(resnet: ResNet) -> dict[str, torch.Tensor]:
     for key, value in resnet.state_dict().items():
         stage, *rest = key.split(".")
         *where, layer = rest[:-1] if rest[-2] != "norm" else rest[:-2]
-        normalised = rest[-2] == "norm"
+        normalized = rest[-2] == "norm"
         if layer == "shortcut":
-            layer = "downsample.1" if normalised else "downsample.0"
-        elif normalised:
+            layer = "downsample.1" if normalized else "downsample.0"
+        elif normalized:
             layer = layer.replace("conv", "bn")
         prefix = [] if stage == "stem" else [f"layer{int(stage[3]) - 1}"]
         names[".".join([*prefix, *where, layer, rest[-1]])] = value
@@ -238,7 +238,7 @@ def test_caffe_sets_the_strides_and_the_pixels():
         ({"name": "resnet50", "frozen_stages": -1}, "frozen_stages"),
         ({"name": "resnet50", "weigths": "random"}, "weigths"),
         ({"name": "resnet50", "norm": "group"}, "norm"),
-        ({"name": "tiny", "norm": "batch"}, "group normalisation"),
+        ({"name": "tiny", "norm": "batch"}, "group normalization"),
         ({"name": "efficientnet_lite0", "caffe": True}, "ResNets"),
         ({"name": "resnet50", "weights": "imagenet", "caffe": True}, "torchvision's"),
     ],

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from reference import reference
+from helpers.reference import reference
 from uniquery.backbones.naming import resnet_key
 from uniquery.backbones.pretrained import load_weights
 from uniquery.backbones.resnet import ResNet

@@ -316,7 +316,7 @@ class TestConfiguration:
     @pytest.mark.parametrize(
         ("fields", "words"),
         [
-            ({"name": "swin_tiny", "norm": "batch"}, "'swin_tiny' has layer normalisation; leave 'norm' out"),
+            ({"name": "swin_tiny", "norm": "batch"}, "'swin_tiny' has layer normalization; leave 'norm' out"),
             ({"name": "swin_base_384", "caffe": True}, "'caffe' is about ResNets"),
             ({"name": "swin_huge"}, "swin_tiny"),
         ],

@@ -5,10 +5,10 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from samples import equal, noisy, painted, rng, white
+from helpers.samples import equal, noisy, painted, rng, white
 from uniquery.data.augment import (
     AnyAugmentation,
-    Colour,
+    Color,
     Crop,
     Flip,
     Sample,
@@ -136,18 +136,18 @@ class TestScaleJitter:
         assert len({step(noisy(), rng(seed)).image.numpy().tobytes() for seed in range(10)}) == 10
 
 
-class TestColour:
-    def test_only_colours_change(self):
-        changed = Colour()(noisy(), rng())
+class TestColor:
+    def test_only_colors_change(self):
+        changed = Color()(noisy(), rng())
         assert torch.equal(changed.masks, noisy().masks)
         assert not torch.equal(changed.image, noisy().image)
 
     def test_zero_strength_is_nothing(self):
-        assert equal(Colour(brightness=0, contrast=0, saturation=0)(noisy(), rng()), noisy())
+        assert equal(Color(brightness=0, contrast=0, saturation=0)(noisy(), rng()), noisy())
 
     def test_brightness_is_a_factor_in_range(self):
         gray = Sample(torch.full((3, 4, 4), 100, dtype=torch.uint8), torch.zeros(0, 4, 4).byte(), torch.zeros(0).long())
-        step = Colour(brightness=0.3, contrast=0.9, saturation=0.9)  # which do nothing to an even gray
+        step = Color(brightness=0.3, contrast=0.9, saturation=0.9)  # which do nothing to an even gray
         values = [step(gray, rng(seed)).image for seed in range(60)]
         assert all(len(image.unique()) == 1 for image in values)
         levels = [int(image[0, 0, 0]) for image in values]
@@ -158,18 +158,18 @@ class TestColour:
     def test_contrast_keeps_the_mean_and_saturation_the_gray(self):
         image = torch.tensor([[[80, 120]]] * 3, dtype=torch.uint8)
         plain = Sample(image, torch.zeros(0, 1, 2).byte(), torch.zeros(0).long())
-        flat = Colour(brightness=0, contrast=0.9, saturation=0)(plain, rng(1)).image.float()
+        flat = Color(brightness=0, contrast=0.9, saturation=0)(plain, rng(1)).image.float()
         assert abs(float(flat.mean()) - 100) < 1
         assert float(flat[0, 0, 1] - flat[0, 0, 0]) != 40
         red = Sample(torch.tensor([150, 100, 50], dtype=torch.uint8)[:, None, None], plain.masks[..., :1], plain.labels)
-        changed = Colour(brightness=0, contrast=0, saturation=0.9)(red, rng(1)).image.flatten().tolist()
+        changed = Color(brightness=0, contrast=0, saturation=0.9)(red, rng(1)).image.flatten().tolist()
         assert changed[1] == 100
         assert changed[0] - 100 == 100 - changed[2] != 50
 
     def test_values_do_not_wrap(self):
         extremes = Sample(noisy().image // 255 * 255, noisy().masks, noisy().labels)
         for seed in range(10):
-            changed = Colour(brightness=0.9, contrast=0.9, saturation=0.9)(extremes, rng(seed)).image
+            changed = Color(brightness=0.9, contrast=0.9, saturation=0.9)(extremes, rng(seed)).image
             assert (changed[:, extremes.image.sum(0) == 0].float().mean() < 128).all()
 
 
@@ -249,9 +249,9 @@ WRONG = [
     (ScaleJitter, {"range": (0.5, INF)}),
     (ScaleJitter, {"range": (0.5, NAN)}),
     (ScaleJitter, {"size": 0}),
-    (Colour, {"brightness": 1}),
-    (Colour, {"contrast": -0.1}),
-    (Colour, {"saturation": NAN}),
+    (Color, {"brightness": 1}),
+    (Color, {"contrast": -0.1}),
+    (Color, {"saturation": NAN}),
     (Flip, {"probability": 0.5}),
     (Flip, {"op": "crop"}),
 ]

@@ -7,12 +7,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from coco_files import assert_one_sentence, pixels, sound, write_json, write_set
-from uniquery.data.augment import Colour, Crop, Flip, Sample, ScaleJitter, ShortSide
+from helpers.coco_files import assert_one_sentence, pixels, sound, write_json, write_set
+from uniquery.data.augment import Color, Crop, Flip, Sample, ScaleJitter, ShortSide
 from uniquery.data.batch import (
     PAD_MULTIPLE,
     Batch,
-    EndlessBatches,
     EvaluationItems,
     Item,
     TrainingItems,
@@ -23,9 +22,10 @@ from uniquery.data.batch import (
     raise_errors,
 )
 from uniquery.data.coco import CocoData
+from uniquery.data.sampling import EndlessBatches
 from uniquery.errors import DataError
 
-STEPS = [Flip(), Crop(range=(0.5, 1.0)), ShortSide(range=(20, 50), longest=80), Colour()]
+STEPS = [Flip(), Crop(range=(0.5, 1.0)), ShortSide(range=(20, 50), longest=80), Color()]
 
 
 @pytest.fixture

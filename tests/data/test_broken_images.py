@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from coco_files import assert_one_sentence
+from helpers.coco_files import assert_one_sentence
 from uniquery.data.images import (
     MOST_PIXELS,
     check_image_root,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
-from coco_files import Content, assert_one_sentence, pixels, sound, write_images, write_json, write_set
+from helpers.coco_files import Content, assert_one_sentence, pixels, sound, write_images, write_json, write_set
 from uniquery.data.check import AREA_LIMITS, COUNT_LIMITS, DataReport, check_data
 from uniquery.errors import DataError
 

@@ -9,7 +9,7 @@ import torch
 from PIL import ExifTags, Image
 from pycocotools.coco import COCO
 
-from coco_files import (
+from helpers.coco_files import (
     Content,
     assert_one_sentence,
     changed_set,
@@ -20,9 +20,9 @@ from coco_files import (
     write_json,
     write_set,
 )
-from uniquery import rle
 from uniquery.data.coco import CocoData, PackedStrings
 from uniquery.errors import DataError
+from uniquery.masks import rle
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools
 
@@ -147,7 +147,7 @@ class TestClasses:
         assert [data.load(i)[2].tolist() for i in range(4)] == [[1], [0, 1], [], []]
         assert data.annotation_ids.tolist() == [100, 9, 4, 13]
 
-    def test_a_misspelt_class(self, files):
+    def test_a_misspelled_class(self, files):
         with pytest.raises(DataError, match=r"no class 'cel'\. Did you mean 'cell'\?$") as caught:
             CocoData(*files, classes=["dust", "cel"])
         assert_one_sentence(caught.value)

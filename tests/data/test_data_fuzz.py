@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from coco_files import Content, assert_one_sentence, sound, write_json, write_set
-from small_runs import CONFIG
+from helpers.coco_files import Content, assert_one_sentence, sound, write_json, write_set
+from helpers.small_runs import CONFIG
 from uniquery.data.check import check_data
 from uniquery.data.coco import CocoData
 from uniquery.errors import DataError, UserError

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from samples import equal, noisy, painted, rng, without_instances
+from helpers.samples import equal, noisy, painted, rng, without_instances
 from uniquery.data.augment import (
     AnyAugmentation,
     Augmentation,
-    Colour,
+    Color,
     Crop,
     Flip,
     Sample,
@@ -32,7 +32,7 @@ STEPS: dict[str, Augmentation] = {
     "scale jitter, smaller": ScaleJitter(range=(0.3, 0.9), size=48),
     "scale jitter, larger": ScaleJitter(range=(1.0, 2.0), size=48),
     "scale jitter, both": ScaleJitter(range=(0.2, 3.0), size=40),
-    "colour": Colour(brightness=0.1, contrast=0.1, saturation=0.5),
+    "color": Color(brightness=0.1, contrast=0.1, saturation=0.5),
 }
 every_step = pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
 

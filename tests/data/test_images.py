@@ -8,7 +8,7 @@ import pytest
 from PIL import ExifTags, Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
-from coco_files import assert_one_sentence
+from helpers.coco_files import assert_one_sentence
 from uniquery.data.images import (
     SUFFIXES,
     image_size,
@@ -113,24 +113,24 @@ class TestModes:
         assert np.array_equal(read_image(tmp_path / f"a.{suffix}"), (bits * np.uint8(255))[..., None].repeat(3, 2))
 
     def palette(self) -> tuple[Image.Image, np.ndarray]:
-        indices, colours = noise()[..., 0] % 4, noise(4, 3)[..., 0]
+        indices, colors = noise()[..., 0] % 4, noise(4, 3)[..., 0]
         image = Image.frombytes("P", indices.shape[::-1], indices.tobytes())
-        image.putpalette(colours.ravel().tolist())
-        return image, colours[indices]
+        image.putpalette(colors.ravel().tolist())
+        return image, colors[indices]
 
     @pytest.mark.parametrize("suffix", ["png", "tif", "gif", "bmp"])
     def test_palette(self, tmp_path, suffix):
-        image, colours = self.palette()
+        image, colors = self.palette()
         image.save(tmp_path / f"a.{suffix}")
-        assert np.array_equal(read_image(tmp_path / f"a.{suffix}"), colours)
+        assert np.array_equal(read_image(tmp_path / f"a.{suffix}"), colors)
 
     @pytest.mark.parametrize("transparency", [1, bytes([0, 128, 255, 7])])
-    def test_palette_with_transparency_keeps_its_colours(self, tmp_path, transparency):
-        image, colours = self.palette()
+    def test_palette_with_transparency_keeps_its_colors(self, tmp_path, transparency):
+        image, colors = self.palette()
         image.save(tmp_path / "a.png", transparency=transparency)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert np.array_equal(read_image(tmp_path / "a.png"), colours)
+            assert np.array_equal(read_image(tmp_path / "a.png"), colors)
 
     @pytest.mark.parametrize("suffix", ["png", "tif", "webp"])
     def test_rgba_drops_alpha(self, tmp_path, suffix):
@@ -181,8 +181,8 @@ class TestModes:
         for column, channel in enumerate(range(4), start=1):
             cmyk[:, column, channel] = 255
         Image.frombytes("CMYK", (5, 2), cmyk.tobytes()).save(tmp_path / "a.tif")
-        colours = read_image(tmp_path / "a.tif")[0].tolist()
-        assert colours == [[255] * 3, [0, 255, 255], [255, 0, 255], [255, 255, 0], [0, 0, 0]]
+        colors = read_image(tmp_path / "a.tif")[0].tolist()
+        assert colors == [[255] * 3, [0, 255, 255], [255, 0, 255], [255, 255, 0], [0, 0, 0]]
         Image.new("CMYK", (16, 16), (255, 0, 0, 0)).save(tmp_path / "a.jpg")
         assert np.abs(read_image(tmp_path / "a.jpg").astype(int) - [0, 255, 255]).max() < 4
 

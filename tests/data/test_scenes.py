@@ -44,7 +44,7 @@ def compactness(mask: npt.NDArray[np.bool_]) -> float:
     return float(mask.sum() / (4 * np.pi * np.sqrt(np.linalg.det(np.cov(np.nonzero(mask))))))
 
 
-def mean_colours(scene: Scene) -> npt.NDArray[np.float64]:
+def mean_colors(scene: Scene) -> npt.NDArray[np.float64]:
     return np.stack([scene.image[mask].mean(0) for mask in scene.masks])
 
 
@@ -89,13 +89,13 @@ class TestDrawing:
         assert 0.005 < large < 0.1
 
     def test_things_stand_out_from_the_ground(self) -> None:
-        # a ring of ground around each thing has another colour than the thing itself
+        # a ring of ground around each thing has another color than the thing itself
         contrast = []
         for scene in drawn(10, occlusion=0):
             ground = ~scene.masks.any(0)
-            for mask, colour in zip(scene.masks, mean_colours(scene), strict=True):
+            for mask, color in zip(scene.masks, mean_colors(scene), strict=True):
                 around = ndimage.binary_dilation(mask, iterations=6) & ground
-                contrast.append(np.abs(scene.image[around].mean(0) - colour).max())
+                contrast.append(np.abs(scene.image[around].mean(0) - color).max())
         assert np.median(contrast) > 40
 
 
@@ -113,15 +113,15 @@ class TestKnobs:
     def test_no_lookalikes_no_shared_looks(self) -> None:
         for scene in drawn(20, size=64, lookalikes=0):
             assert len(set(scene.looks.tolist())) == len(scene.looks)
-            assert len(np.unique(mean_colours(scene).round(1), axis=0)) == len(scene.looks)
+            assert len(np.unique(mean_colors(scene).round(1), axis=0)) == len(scene.looks)
 
-    def test_lookalikes_share_class_and_colour(self) -> None:
+    def test_lookalikes_share_class_and_color(self) -> None:
         alike, unlike = [], []
         for scene in drawn(30, lookalikes=0.5):
-            colours = mean_colours(scene)
-            for i, j in combinations(range(len(colours)), 2):
+            colors = mean_colors(scene)
+            for i, j in combinations(range(len(colors)), 2):
                 same = scene.looks[i] == scene.looks[j]
-                (alike if same else unlike).append(float(np.abs(colours[i] - colours[j]).max()))
+                (alike if same else unlike).append(float(np.abs(colors[i] - colors[j]).max()))
                 assert not same or scene.labels[i] == scene.labels[j]
         assert np.median(alike) < np.median(unlike) / 3
 

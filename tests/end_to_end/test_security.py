@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from small_runs import small_config
+from helpers.small_runs import small_config
 from uniquery.cli import main
 
 

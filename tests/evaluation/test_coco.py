@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from coco_sets import HEIGHT, PERFECT, WIDTH, one_object, polygon, random_set, uncompressed
-from reference import reference
-from uniquery import rle
+from helpers.coco_sets import HEIGHT, PERFECT, WIDTH, one_object, polygon, random_set, uncompressed
+from helpers.reference import reference
 from uniquery.errors import DataError, UserError
 from uniquery.evaluation import Metrics, class_table, evaluate, load_results, table
+from uniquery.masks import rle
 
 BACKENDS = ("hotcoco", "pycocotools")
 NAMES = ["AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl"]

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from uniquery import rle
 from uniquery.data.batch import Batch
 from uniquery.evaluation.diagnose import FAMILIES, Scene, cross_scene_response, equivariance_error, read_scenes
+from uniquery.masks import rle
+from uniquery.masks.geometry import mask_boxes
 from uniquery.querying import Segmenter
 from uniquery.querying.memory import StoredPixels
-from uniquery.structures import Assignment, Images, Instances, Outputs, PixelMap, Queries, Targets, mask_boxes
+from uniquery.structures import Assignment, Images, Instances, Outputs, PixelMap, Queries, Targets
 
 STRIDE = 4
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coco_sets import HEIGHT, PERFECT, WIDTH, one_object, uncompressed
+from helpers.coco_sets import HEIGHT, PERFECT, WIDTH, one_object, uncompressed
 from uniquery.errors import DataError
 from uniquery.evaluation import evaluate, load_results
 

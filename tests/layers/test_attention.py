@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from uniquery.layers.attention import Attention, FeedForward, Perceptron
+from uniquery.layers.attention import MLP, Attention, FeedForward
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -24,10 +24,10 @@ def test_attention_is_torchs_with_residual_and_norm(masked):
 
 def test_feed_forward():
     layer, x = FeedForward(4, 16), torch.randn(2, 3, 4)
-    torch.testing.assert_close(layer(x), layer.norm(x + layer.narrow(layer.wide(x).clamp(min=0))))
+    torch.testing.assert_close(layer(x), layer.norm(x + layer.linear2(layer.linear1(x).clamp(min=0))))
 
 
 def test_perceptron():
-    layers, x = Perceptron(4, 3), torch.randn(2, 4)
+    layers, x = MLP(4, 3), torch.randn(2, 4)
     first, second, third = layers
     torch.testing.assert_close(layers(x), third(second(first(x).clamp(min=0)).clamp(min=0)))

@@ -10,7 +10,7 @@ from uniquery.layers.deformable_attention import (
     DeformableLayer,
     _sum_by_autograd,
     deformable_sum,
-    token_places,
+    reference_points,
 )
 
 SHAPES = [(2, 3), (4, 5), (1, 1)]
@@ -140,13 +140,13 @@ def by_grid_sample(attention, tokens, positions, valid=None):
     queries = tokens + positions
     offsets = attention.offsets(queries).view(images, count, HEADS, len(SHAPES), POINTS, 2)
     weights = attention.attention(queries).view(images, count, HEADS, -1).softmax(3).unflatten(3, (len(SHAPES), POINTS))
-    centres = torch.cat(
+    centers = torch.cat(
         [torch.cartesian_prod((torch.arange(h) + 0.5) / h, (torch.arange(w) + 0.5) / w).flip(1) for h, w in SHAPES]
     )  # (S, 2) x, y in 0..1
     out = torch.zeros(images, count, HEADS, channels // HEADS, dtype=tokens.dtype)
     for k, (of_level, (h, w)) in enumerate(zip(values.split([h * w for h, w in SHAPES], dim=1), SHAPES, strict=True)):
         maps = of_level.unflatten(2, (HEADS, -1)).permute(0, 2, 3, 1).reshape(images * HEADS, -1, h, w)
-        places = centres[:, None, None] + offsets[:, :, :, k] / torch.tensor([w, h])  # (B, S, A, P, 2)
+        places = centers[:, None, None] + offsets[:, :, :, k] / torch.tensor([w, h])  # (B, S, A, P, 2)
         grid = (2 * places - 1).transpose(1, 2).flatten(0, 1)
         read = F.grid_sample(maps, grid.double(), align_corners=False).unflatten(0, (images, HEADS))
         out += torch.einsum("badsp,bsap->bsad", read, weights[:, :, :, k])
@@ -160,19 +160,19 @@ class TestAttention:
 
     def test_equals_grid_sample(self, tokens):
         attention, positions = module(), torch.randn(TOKENS, 8).double()
-        out = attention(tokens, positions, token_places(SHAPES), SHAPES)
+        out = attention(tokens, positions, reference_points(SHAPES), SHAPES)
         torch.testing.assert_close(out, by_grid_sample(attention, tokens, positions), rtol=1e-5, atol=1e-6)
 
     def test_padding_is_not_read(self, tokens):
         attention, positions = module(), torch.zeros(TOKENS, 8).double()
         valid = torch.rand(IMAGES, TOKENS, generator=torch.Generator().manual_seed(2)) > 0.4
-        out = attention(tokens, positions, token_places(SHAPES), SHAPES, valid)
+        out = attention(tokens, positions, reference_points(SHAPES), SHAPES, valid)
         expected = by_grid_sample(attention, tokens, positions, valid)
         torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
         soiled = tokens + 9 * ~valid[..., None]
-        other = attention(soiled, positions, token_places(SHAPES), SHAPES, valid)
+        other = attention(soiled, positions, reference_points(SHAPES), SHAPES, valid)
         assert torch.equal(other[valid], out[valid])
-        assert not torch.allclose(attention(soiled, positions, token_places(SHAPES), SHAPES)[valid], out[valid])
+        assert not torch.allclose(attention(soiled, positions, reference_points(SHAPES), SHAPES)[valid], out[valid])
 
     def test_heads_start_in_directions_of_their_own(self):
         bias = DeformableAttention(32, 4, 2, 3).offsets.bias.view(4, 2, 3, 2)
@@ -182,13 +182,13 @@ class TestAttention:
 
     def test_a_layer_keeps_the_shape_and_reaches_every_parameter(self):
         layer = DeformableLayer(8, HEADS, len(SHAPES), 16)
-        out = layer(torch.randn(IMAGES, TOKENS, 8), torch.randn(1, TOKENS, 8), token_places(SHAPES), SHAPES)
+        out = layer(torch.randn(IMAGES, TOKENS, 8), torch.randn(1, TOKENS, 8), reference_points(SHAPES), SHAPES)
         assert out.shape == (IMAGES, TOKENS, 8)
         out.square().sum().backward()
         assert all(parameter.grad is not None for parameter in layer.parameters())
 
 
 def test_places_of_one_level_are_its_cells():
-    x, y = token_places([(2, 3)])
+    x, y = reference_points([(2, 3)])
     assert x.flatten().tolist() == pytest.approx([0, 1, 2, 0, 1, 2], abs=1e-6)
     assert y.flatten().tolist() == pytest.approx([0, 0, 0, 1, 1, 1], abs=1e-6)

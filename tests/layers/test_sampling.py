@@ -65,9 +65,9 @@ class TestMasks:
         assert sample_masks(torch.zeros(0, 4, 4, dtype=torch.bool), points).shape == (0, len(points))
 
 
-def test_known_if_all_neighbours_are():
+def test_known_if_all_neighbors_are():
     valid = torch.ones(4, 4, dtype=torch.bool)
     valid[:, 2:] = False
-    x = torch.tensor([0.0, 0.1, 0.374, 0.376, 0.5, 0.9])  # the last valid cell's centre is at 0.375
+    x = torch.tensor([0.0, 0.1, 0.374, 0.376, 0.5, 0.9])  # the last valid cell's center is at 0.375
     points = torch.stack([x, torch.full_like(x, 0.5)], dim=1)
     assert is_known(valid, points).tolist() == [True, True, True, False, False, False]

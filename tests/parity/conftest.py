@@ -15,7 +15,7 @@ def _threads_of_the_reference():
 
 @pytest.fixture
 def original_rounding(monkeypatch):
-    """Frozen normalisation in the originals' order of operations.
+    """Frozen normalization in the originals' order of operations.
 
     We fold it into the kernel: the same numbers, rounded elsewhere. The tiny reference networks amplify float32
     rounding a thousandfold over fifty layers (the originals themselves are 1e-3 away from their own float64 result),

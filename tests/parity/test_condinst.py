@@ -6,12 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from reference import reference
+from helpers.reference import reference
 from uniquery.backbones.resnet import ResNet
 from uniquery.layers.resize import aligned_bilinear
 from uniquery.segmenters.condinst import CondInst, CondInstConfig
 from uniquery.structures import Images, Targets
-from uniquery.weights.adelaidet import condinst_names
+from uniquery.weights.foreign.adelaidet import condinst_names
 
 pytestmark = [pytest.mark.realdata, pytest.mark.usefixtures("original_rounding")]
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
@@ -74,9 +74,9 @@ def of_levels(io, name):
 @pytest.mark.parametrize("i", [0, 1])
 def test_outputs_in_evaluation(io, model, i):
     images = batch(io, [i])
-    torch.testing.assert_close(model.normalise(images), io[f"eval{i}.padded_normalised_image"], **CLOSE)
+    torch.testing.assert_close(model.normalize(images), io[f"eval{i}.padded_normalised_image"], **CLOSE)
     with torch.no_grad():
-        pyramid = model.fpn(model.backbone(model.normalise(images)))
+        pyramid = model.fpn(model.backbone(model.normalize(images)))
         outputs = model(images)
     for level, features in enumerate(pyramid.values()):
         torch.testing.assert_close(features, io[f"eval{i}.backbone.p{level + 3}"], **CLOSE)

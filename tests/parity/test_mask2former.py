@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from reference import reference
+from helpers.reference import reference
 from uniquery.backbones.resnet import ResNet
 from uniquery.segmenters.mask2former import Mask2Former, Mask2FormerAssignment, Mask2FormerConfig
 from uniquery.structures import Images, Targets
-from uniquery.weights.mask2former import mask2former_names
+from uniquery.weights.foreign.mask2former import mask2former_names
 
 pytestmark = [pytest.mark.realdata, pytest.mark.usefixtures("original_rounding")]
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
@@ -96,7 +96,7 @@ def check_outputs(io, outputs):
 
 @torch.no_grad()
 def test_outputs_in_evaluation(io, model, images):
-    pixels = model.normalise(images)
+    pixels = model.normalize(images)
     torch.testing.assert_close(pixels, io["eval.padded_normalised_image"], **CLOSE)
     features = model.backbone(pixels)
     for stride, name in ((4, "res2"), (8, "res3"), (16, "res4"), (32, "res5")):

@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from reference import reference
+from helpers.reference import reference
 from uniquery.backbones.resnet import ResNet
+from uniquery.masks.geometry import mask_boxes
 from uniquery.segmenters.solov2 import SOLOv2, SOLOv2Config, cell_labels, quarter_masks
-from uniquery.structures import Images, Targets, mask_boxes
-from uniquery.weights.adelaidet import solov2_names
+from uniquery.structures import Images, Targets
+from uniquery.weights.foreign.adelaidet import solov2_names
 
 pytestmark = [pytest.mark.realdata, pytest.mark.usefixtures("original_rounding")]
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
@@ -73,8 +74,8 @@ def check_maps(io, outputs):
 
 @torch.no_grad()
 def test_outputs_in_evaluation(io, model, images):
-    torch.testing.assert_close(model.normalise(images), io["eval.padded_normalised_image"], **CLOSE)
-    for level, features in enumerate(model.fpn(model.backbone(model.normalise(images))).values()):
+    torch.testing.assert_close(model.normalize(images), io["eval.padded_normalised_image"], **CLOSE)
+    for level, features in enumerate(model.fpn(model.backbone(model.normalize(images))).values()):
         wanted = io[f"eval.backbone.p{level + 2}"]  # its values spread by 16, and rounding with them
         torch.testing.assert_close(features, wanted, rtol=1e-4, atol=1e-4 * wanted.std().item())
     check_maps(io, model(images))

@@ -4,8 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from uniquery.masks.geometry import mask_boxes
 from uniquery.querying import EquivarianceLoss, Transform, feature_equivariance, view_of
-from uniquery.structures import Images, PixelMap, Queries, Targets, mask_boxes
+from uniquery.structures import Images, PixelMap, Queries, Targets
 
 ELEMENTS = {
     "identity": Transform(0, 0, 64, 96),

@@ -118,7 +118,7 @@ def test_which_pixels_are_a_querys_negatives():
 def scene(image_id=7):
     masks = torch.zeros(3, 32, 32, dtype=torch.bool)
     masks[0, :16, :16] = True  # four cells of stride 8
-    masks[1, 17:20, 25:27] = True  # owns no cell's centre
+    masks[1, 17:20, 25:27] = True  # owns no cell's center
     masks[2, 8:32, 16:32] = True
     return Targets(torch.tensor([4, 5, 6]), torch.zeros(3, 4), masks, image_id)
 

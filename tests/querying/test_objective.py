@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from small_segmenters import small
+from helpers.small_segmenters import small
 from uniquery.backbones import BackboneConfig
+from uniquery.masks.geometry import mask_boxes
 from uniquery.querying import (
     Equivariance,
     InterScene,
@@ -20,10 +21,10 @@ from uniquery.querying import (
     sample_pixels,
     view_of,
 )
-from uniquery.querying.random import keyed_generator
+from uniquery.querying.keyed_random import keyed_generator
 from uniquery.segmenters import build_segmenter, mask2former
 from uniquery.segmenters.condinst import CondInstConfig
-from uniquery.structures import Images, Targets, mask_boxes
+from uniquery.structures import Images, Targets
 
 IDENTITY = TransformGroup(flip=0.0, crop=None)
 BOTH = {"inter": InterScene(capacity=500, sampler=instance_balanced(5)), "equivariance": Equivariance()}

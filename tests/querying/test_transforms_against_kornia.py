@@ -17,8 +17,8 @@ def picture(height: int, width: int) -> torch.Tensor:
 
 def rotated_and_scaled(x: torch.Tensor, angle: float, scale: float) -> torch.Tensor:
     height, width = x.shape[-2:]
-    centre = torch.tensor([[(width - 1) / 2, (height - 1) / 2]])
-    matrix = K.get_rotation_matrix2d(centre, torch.tensor([angle]), torch.full((1, 2), scale))
+    center = torch.tensor([[(width - 1) / 2, (height - 1) / 2]])
+    matrix = K.get_rotation_matrix2d(center, torch.tensor([angle]), torch.full((1, 2), scale))
     return K.warp_affine(x[None], matrix, (height, width), mode="bilinear", padding_mode="zeros", align_corners=True)[0]
 
 
@@ -49,8 +49,8 @@ def test_rotation_and_scaling(height, width, angle, scale):
 def test_locations_are_moved_by_the_same_matrix(height, width):
     g = Transform(0, 0, height, width, angle=25.0, scale=0.8)
     points = torch.rand(20, 2, generator=torch.Generator().manual_seed(1)) * torch.tensor([width, height])
-    centre = torch.tensor([[width / 2, height / 2]])
-    matrix = K.get_rotation_matrix2d(centre, torch.tensor([25.0]), torch.full((1, 2), 0.8))[0]
+    center = torch.tensor([[width / 2, height / 2]])
+    matrix = K.get_rotation_matrix2d(center, torch.tensor([25.0]), torch.full((1, 2), 0.8))[0]
     torch.testing.assert_close(g.on_locations(points), points @ matrix[:, :2].T + matrix[:, 2], rtol=1e-5, atol=1e-4)
 
 

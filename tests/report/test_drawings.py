@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from uniquery import rle
+from uniquery.masks import rle
 from uniquery.report.drawings import Drawn, data_uri, grid, label_map, overlay, png_bytes, shrunk, side_by_side
-from uniquery.report.palette import colour
+from uniquery.report.palette import color
 
 
 def drawn(size, top, left, height, width, label="thing", score=None):
@@ -52,7 +52,7 @@ class TestOverlay:
     def test_outline_is_opaque_and_inside_is_translucent(self):
         image = np.zeros((60, 60, 3), np.uint8)
         result = overlay(image, [drawn((60, 60), 10, 10, 40, 40)], text=False)
-        assert tuple(result[10, 30]) == colour(0)
+        assert tuple(result[10, 30]) == color(0)
         assert (result[30, 30] < result[10, 30]).any()
         assert (result[30, 30] > 0).any()
 
@@ -60,7 +60,7 @@ class TestOverlay:
         size = (40, 40)
         instances = [drawn(size, 0, 0, 40, 40, score=0.9), drawn(size, 10, 10, 20, 20, score=0.2)]
         edge_of_the_worse = overlay(np.zeros((*size, 3), np.uint8), instances, text=False)[10, 20]
-        assert tuple(edge_of_the_worse) != colour(1)
+        assert tuple(edge_of_the_worse) != color(1)
 
     def test_tiny_instances_and_crowds_get_no_text(self):
         image = np.full((200, 200, 3), 128, np.uint8)
@@ -77,7 +77,7 @@ class TestOverlay:
         label_of_the_best = (alone != overlay(image, same_place[:1], text=False)).any(axis=2)
         assert (together[label_of_the_best] == alone[label_of_the_best]).all()
 
-    def test_one_colour_for_each_label(self):
+    def test_one_color_for_each_label(self):
         size = (30, 90)
         instances = [drawn(size, 0, 30 * i, 30, 30, label) for i, label in enumerate(["a", "b", "a"])]
         result = overlay(np.zeros((*size, 3), np.uint8), instances, color_by="label", text=False)
@@ -91,7 +91,7 @@ class TestOverlay:
     def test_large_image_has_a_thicker_outline(self):
         size = (2400, 3200)
         result = overlay(np.zeros((*size, 3), np.uint8), [drawn(size, 400, 400, 1600, 2000, "large")], text=False)
-        thickness = (result[400:500, 1000] == colour(0)).all(axis=1).sum()
+        thickness = (result[400:500, 1000] == color(0)).all(axis=1).sum()
         assert 5 <= thickness <= 12
 
     @pytest.mark.parametrize("label", ["", "椅子", "line\nbreak", "é" * 100])
@@ -129,10 +129,10 @@ class TestLabelMap:
         assert read.tolist() == [list(range(1, 301))]
 
 
-def test_first_colours_are_far_apart():
-    pairs = combinations([colour(i) for i in range(12)], 2)
+def test_first_colors_are_far_apart():
+    pairs = combinations([color(i) for i in range(12)], 2)
     assert min(np.abs(np.subtract(a, b)).max() for a, b in pairs) >= 60
-    assert len({colour(i) for i in range(48)}) == 48
+    assert len({color(i) for i in range(48)}) == 48
 
 
 def test_shrinking_keeps_masks_in_place_and_tiny_ones_alive():

@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from uniquery import rle
 from uniquery.errors import UserError
+from uniquery.masks import rle
 from uniquery.report.drawings import Drawn
 from uniquery.report.page import Example, render, run_labels, write_report
 from uniquery.report.runs import load_run

@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from pydantic import ValidationError
 
-from reference import reference
-from small_segmenters import NUM_CLASSES, drawn, small
+from helpers.reference import reference
+from helpers.small_segmenters import NUM_CLASSES, drawn, small
 from uniquery.backbones.resnet import ResNet
 from uniquery.layers.resize import aligned_bilinear
 from uniquery.segmenters.condinst import CondInst, CondInstConfig
-from uniquery.weights.adelaidet import condinst_names
+from uniquery.weights.foreign.adelaidet import condinst_names
 
 SIZES = ((96, 128), (70, 90))
 
@@ -161,10 +161,10 @@ class TestPredict:
             for stride in (8, 16, 32, 64, 128):
                 found = []
                 for at in (outputs.strides == stride).nonzero().flatten().tolist():
-                    centre = outputs.centerness[i, at].sigmoid()
+                    center = outputs.centerness[i, at].sigmoid()
                     for c, p in enumerate(outputs.logits[i, at].sigmoid()):
-                        if p * centre > 0.3:
-                            found.append((at, c, (p * centre).sqrt().item()))
+                        if p * center > 0.3:
+                            found.append((at, c, (p * center).sqrt().item()))
                 expected += sorted(found, key=lambda pair: -pair[2])[:5]
             ours = sorted(ours)
             assert [pair[:2] for pair in ours] == [pair[:2] for pair in sorted(expected)]

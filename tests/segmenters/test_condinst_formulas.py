@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from small_segmenters import drawn, small
+from helpers.small_segmenters import drawn, small
 from uniquery.layers.resize import aligned_bilinear
 from uniquery.segmenters.condinst import (
     CondInstQueries,
@@ -160,7 +160,7 @@ class TestLosses:
             )
         }
         assert len(owner) > 5
-        of_class = of_box = of_centre = centres = 0.0
+        of_class = of_box = of_center = centers = 0.0
         for i, at in itertools.product(range(2), range(len(outputs.locations))):
             target = owner.get((i, at))
             label = targets[i].labels[target].item() if target is not None else None
@@ -171,18 +171,18 @@ class TestLosses:
                 continue
             (x, y), (x0, y0, x1, y1) = outputs.locations[at].tolist(), targets[i].boxes[target].tolist()
             wanted = [d / outputs.strides[at].item() for d in (x - x0, y - y0, x1 - x, y1 - y)]
-            centre = math.sqrt(min(wanted[0::2]) / max(wanted[0::2]) * min(wanted[1::2]) / max(wanted[1::2]))
-            centres += centre
-            of_box += centre * TestBoxLosses.naive_giou(outputs.distances[i, at].tolist(), wanted)
+            center = math.sqrt(min(wanted[0::2]) / max(wanted[0::2]) * min(wanted[1::2]) / max(wanted[1::2]))
+            centers += center
+            of_box += center * TestBoxLosses.naive_giou(outputs.distances[i, at].tolist(), wanted)
             p = 1 / (1 + math.exp(-outputs.centerness[i, at].item()))
-            of_centre -= centre * math.log(p) + (1 - centre) * math.log(1 - p)
+            of_center -= center * math.log(p) + (1 - center) * math.log(1 - p)
         assert losses["loss_class"] == pytest.approx(of_class / len(owner))
-        assert losses["loss_box"] == pytest.approx(of_box / centres)
-        assert losses["loss_centerness"] == pytest.approx(of_centre / len(owner))
+        assert losses["loss_box"] == pytest.approx(of_box / centers)
+        assert losses["loss_centerness"] == pytest.approx(of_center / len(owner))
 
     @pytest.mark.parametrize("finest", [4, 8])
     def test_masks_are_compared_at_twice_the_maps_resolution(self, finest):
-        """Each fine cell is compared with the one ground-truth pixel at its centre."""
+        """Each fine cell is compared with the one ground-truth pixel at its center."""
         images, targets = drawn(((64, 96), (64, 64)), (3, 2))
         model = small("condinst", finest_stride=finest).double()
         outputs = model(images)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from small_segmenters import NUM_CLASSES, SILENT, SMALL, drawn, small
+from helpers.small_segmenters import NUM_CLASSES, SILENT, SMALL, drawn, small
 from uniquery.querying import Equivariance, InterScene, UniqueQuerying
 from uniquery.segmenters import SEGMENTERS
 from uniquery.structures import Images, Instances
@@ -207,11 +207,11 @@ class TestLosses:
     def test_a_training_step_is_deterministic(self, name, batch):
         def stepped():
             model = small(name)
-            optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
             for _ in range(2):
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 total(losses_of(model, *batch)).backward()
-                optimiser.step()
+                optimizer.step()
             return model.state_dict()
 
         first, second = stepped(), stepped()
@@ -336,7 +336,7 @@ class TestPredict:
             assert not (high.masks & ~low.masks).any()
 
     @torch.no_grad()
-    def test_neighbours_in_the_batch_do_not_matter(self, name, batch):
+    def test_neighbors_in_the_batch_do_not_matter(self, name, batch):
         images, _ = batch
         model = small(name).eval()
         together = model.predict(model(images), MIXED)
@@ -415,18 +415,18 @@ class TestAlgorithm:
         objective = UniqueQuerying(model, **self.SETTINGS["both"]())
         assert {k.removeprefix("segmenter.") for k in objective.state_dict()} == set(model.state_dict())
 
-    def test_inter_scene_loss_falls_when_it_is_minimised(self, name, batch):
+    def test_inter_scene_loss_falls_when_it_is_minimized(self, name, batch):
         """Of queries against pixels of other images: twenty steps on L_inter alone."""
         images, targets = batch
         model = small(name)
         objective = UniqueQuerying(model, inter=InterScene(capacity=500))
-        optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         values = []
         for _ in range(20):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             torch.manual_seed(1)
             loss = objective(images, targets)["loss_inter"]
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             values.append(loss.item())
         assert values[-1] < 0.7 * values[0]

@@ -12,17 +12,17 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from reference import reference
-from small_segmenters import NUM_CLASSES, SMALL, drawn, small
+from helpers.reference import reference
+from helpers.small_segmenters import NUM_CLASSES, SMALL, drawn, small
 from uniquery import parallel
 from uniquery.backbones import Backbone, PixelFormat
 from uniquery.backbones.resnet import ResNet
 from uniquery.backbones.swin import Swin
 from uniquery.layers.padding import repeat_border
 from uniquery.segmenters import mask2former
-from uniquery.segmenters.mask2former import Mask2Former, Mask2FormerConfig, where_to_look
+from uniquery.segmenters.mask2former import Mask2Former, Mask2FormerConfig, attention_mask
 from uniquery.structures import Images, Targets
-from uniquery.weights.mask2former import (
+from uniquery.weights.foreign.mask2former import (
     hf_mask2former_names,
     is_hf_mask2former,
     is_mask2former,
@@ -57,7 +57,7 @@ class TestMaskedAttention:
         logits[0, 1] = -1  # an empty mask: look everywhere
         logits[1, 3] = -torch.inf
         logits[1, 4] = 0  # sigmoid(0) is ½, which is inside
-        attend = where_to_look(logits, None)
+        attend = attention_mask(logits, None)
         for i, q in itertools.product(range(2), range(5)):
             inside = [p.item() >= 0.5 for p in logits[i, q].sigmoid()]
             assert attend[i, q].tolist() == (inside if any(inside) else [True] * 12)
@@ -66,7 +66,7 @@ class TestMaskedAttention:
     def test_never_at_padding(self):
         logits = torch.tensor([[[1.0, 1, -1, -1], [-1, -1, 1, 1], [-1, -1, -1, -1]]])
         valid = torch.tensor([[True, False, True, False]])
-        assert where_to_look(logits, valid).tolist() == [
+        assert attention_mask(logits, valid).tolist() == [
             [[True, False, False, False], [False, False, True, False], [True, False, True, False]]
         ]
 
@@ -74,8 +74,8 @@ class TestMaskedAttention:
     def test_masks_at_a_levels_size_are_resized_masks(self, batch, monkeypatch):
         """The product with resized embeddings equals the resized product, which the original computes."""
         model, seen = small("mask2former", decoder_layers=4), []
-        spy = lambda logits, valid: seen.append(logits) or where_to_look(logits, valid)  # noqa: E731
-        monkeypatch.setitem(model.decoder.forward.__globals__, "where_to_look", spy)
+        spy = lambda logits, valid: seen.append(logits) or attention_mask(logits, valid)  # noqa: E731
+        monkeypatch.setitem(model.decoder.forward.__globals__, "attention_mask", spy)
         outputs = model(batch[0])
         assert [logits.shape[2] for logits in seen] == [12, 48, 192, 12]
         for layer, logits in enumerate(seen):
@@ -257,7 +257,7 @@ class TestLosses:
                 factor = 3 if key == name else 1
                 assert after[key].item() == pytest.approx(factor * before[key].item(), rel=1e-5), key
 
-    def test_normalisers_are_means_over_processes(self, batch, monkeypatch):
+    def test_normalizers_are_means_over_processes(self, batch, monkeypatch):
         model = small("mask2former").eval()
         outputs, assignment, _ = stepped(model, *batch)
 
@@ -267,7 +267,7 @@ class TestLosses:
 
         alone = losses()
         for module in (parallel, mask2former):
-            monkeypatch.setattr(module, "mean_over_processes", lambda value: 4 * value)
+            monkeypatch.setattr(module, "all_reduce_mean", lambda value: 4 * value)
         for key, loss in losses().items():
             assert loss.item() == pytest.approx(alone[key].item() / 4, rel=1e-5), key
 
@@ -370,7 +370,7 @@ class TestPadding:
             torch.testing.assert_close(instances.scores, first.scores, rtol=1e-5, atol=1e-6)
             assert instances.rles == first.rles
 
-    def test_a_neighbour_of_another_size(self, model):
+    def test_a_neighbor_of_another_size(self, model):
         """In a batch as alone."""
         images, _ = drawn(((64, 96), (96, 128)), (3, 2))
         together = model(images)
@@ -381,8 +381,8 @@ class TestPadding:
     def test_no_mask_is_at_a_border_for_lack_of_a_look(self, model, size, monkeypatch):
         """A coarse cell at the border may lie over padding with all that is looked at."""
         seen = []
-        look = mask2former.where_to_look
-        monkeypatch.setattr(mask2former, "where_to_look", lambda *a: (seen.append(a), look(*a))[1])
+        look = mask2former.attention_mask
+        monkeypatch.setattr(mask2former, "attention_mask", lambda *a: (seen.append(a), look(*a))[1])
         images, _ = drawn((size,), (3,))
         model(images)
         for logits, valid in seen:
@@ -571,7 +571,7 @@ class TestHuggingFacesModel:
         ours, theirs = hugging_faces(kind)
         images, _ = drawn(((64, 96),), (3,))
         outputs = ours(images)
-        expected = theirs(pixel_values=ours.normalise(images), output_auxiliary_logits=True)
+        expected = theirs(pixel_values=ours.normalize(images), output_auxiliary_logits=True)
         layers = [*expected.auxiliary_logits, expected]
         assert len(layers) == len(outputs.logits) == 4
         for logits, embeddings, layer in zip(outputs.logits, outputs.embeddings, layers, strict=True):
@@ -606,7 +606,7 @@ class TestHuggingFacesModel:
         seen = []
         theirs.criterion.register_forward_hook(lambda *arguments: seen.append(arguments[2]))  # weighted afterwards
         labels = {"mask_labels": [t.masks.double() for t in targets], "class_labels": [t.labels for t in targets]}
-        theirs(pixel_values=ours.normalise(images), **labels).loss.backward()
+        theirs(pixel_values=ours.normalize(images), **labels).loss.backward()
         (expected,) = seen
         assert len(expected) == 3 * len(outputs.logits)
         for name, losses in (("cross_entropy", of_class), ("mask", of_mask), ("dice", of_dice)):

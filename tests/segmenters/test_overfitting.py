@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from small_segmenters import drawn, small
+from helpers.small_segmenters import drawn, small
 from uniquery.querying import UniqueQuerying
 from uniquery.segmenters import SEGMENTERS
 from uniquery.structures import Images, Targets, grid_locations
@@ -11,17 +11,17 @@ from uniquery.structures import Images, Targets, grid_locations
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SEGMENTERS))
-def test_two_images_are_learnt_by_heart(name):
+def test_two_images_are_learned_by_heart(name):
     images, targets = two_scenes()
     model = small(name)
     steps, rate = 200, 3e-3
-    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=rate, total_steps=steps)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=rate, total_steps=steps)
     for _ in range(steps):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         torch.stack(list(UniqueQuerying(model)(images, targets).values())).sum().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-        optimiser.step()
+        optimizer.step()
         schedule.step()
     with torch.no_grad():
         predictions = model.eval().predict(model(images), images.sizes)
@@ -43,13 +43,13 @@ def two_scenes() -> tuple[Images, list[Targets]]:
             [(10, 20, 50, 110), (62, 6, 120, 50), (66, 64, 118, 116)],
         ]
     ).float()
-    colours = torch.tensor([[220, 40, 40], [40, 200, 60], [50, 60, 230]], dtype=torch.uint8)
+    colors = torch.tensor([[220, 40, 40], [40, 200, 60], [50, 60, 230]], dtype=torch.uint8)
     at = grid_locations(128, 128, 1).view(128, 128, 1, 2) + 0.5
     for i, of_image in enumerate(boxes):
         offset = (2 * at - of_image[:, :2] - of_image[:, 2:]) / (of_image[:, 2:] - of_image[:, :2])  # −1..1 inside
         masks = (offset.square().sum(3) < 1).permute(2, 0, 1)
         masks[0] = offset[:, :, 0].abs().amax(2) < 1
-        for mask, colour in zip(masks, colours, strict=True):
-            images.pixels[i, :, mask] = colour[:, None]
+        for mask, color in zip(masks, colors, strict=True):
+            images.pixels[i, :, mask] = color[:, None]
         targets[i] = Targets(torch.arange(3), of_image, masks, image_id=i)
     return images, targets

@@ -12,17 +12,19 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from torch.autograd import gradcheck
 
-from reference import reference
-from small_segmenters import NUM_CLASSES, drawn, small
+from helpers.reference import reference
+from helpers.small_segmenters import NUM_CLASSES, drawn, small
 from uniquery import parallel
 from uniquery.backbones.resnet import ResNet
-from uniquery.layers.shared_conv import FewerProducts, SharedConv3x3
-from uniquery.mask_losses import dice
-from uniquery.postprocess import matrix_nms, rle_boxes
+from uniquery.layers.winograd import SharedConv3x3, Winograd
+from uniquery.masks.geometry import mask_boxes
+from uniquery.masks.losses import dice
+from uniquery.masks.paste import rle_boxes
+from uniquery.masks.suppression import matrix_nms
 from uniquery.segmenters import solov2
 from uniquery.segmenters.solov2 import SOLOv2, SOLOv2Config, assign_cells, cell_labels, find_peaks, quarter_masks
-from uniquery.structures import Images, Queries, Targets, mask_boxes
-from uniquery.weights.adelaidet import is_condinst, is_solov2, solov2_names
+from uniquery.structures import Images, Queries, Targets
+from uniquery.weights.foreign.adelaidet import is_condinst, is_solov2, solov2_names
 
 SIZES = ((96, 128), (70, 90))
 CROWD = {"sizes": ((96, 128), (96, 96)), "counts": (40, 25), "radii": (3, 30)}
@@ -46,13 +48,13 @@ def naive_cells(target: Targets, extent, config: SOLOv2Config):
             if not len(ys) or not low <= math.sqrt((x1 - x0) * (y1 - y0)) <= high:
                 continue
             spans = []
-            for centre, length, whole in (
+            for center, length, whole in (
                 (ys.double().mean(), y1 - y0, extent[0]),
                 (xs.double().mean(), x1 - x0, extent[1]),
             ):
-                half = np.float32(0.5 * length) * np.float32(config.centre_fraction)
+                half = np.float32(0.5 * length) * np.float32(config.center_fraction)
                 first, middle, last = (
-                    int(np.float32(np.float32(centre) + d) / np.float32(whole) // np.float32(1 / side))
+                    int(np.float32(np.float32(center) + d) / np.float32(whole) // np.float32(1 / side))
                     for d in (-half, 0, half)
                 )
                 spans.append(range(max(first, middle - 1, 0), min(last, middle + 1, side - 1) + 1))
@@ -65,7 +67,7 @@ class TestAssignment:
     @pytest.mark.parametrize("seed", range(4))
     @pytest.mark.parametrize("fraction", [0.0, 0.2, 1.0])
     def test_equals_loops(self, seed, fraction):
-        model = small("solov2", centre_fraction=fraction)
+        model = small("solov2", center_fraction=fraction)
         images, targets = drawn(**CROWD, seed=seed)
         assignment = model.assign(model(images), targets)
         expected = [
@@ -191,23 +193,23 @@ class TestLosses:
     @pytest.mark.parametrize("counts", [(3, 0, 1, 4), (0, 1, 0, 0), (0, 0, 0, 0)])
     def test_two_halves_learn_like_the_whole(self, counts, monkeypatch):
         """Each process meets the mean of what both say, as `parallel` has it; also where that mean is below one."""
-        model = small("solov2", centre_fraction=0.0).double()
+        model = small("solov2", center_fraction=0.0).double()
         images, targets = drawn(((64, 64),) * 4, counts)
         halves = [(Images(images.pixels[s], images.sizes[s]), targets[s]) for s in (slice(0, 2), slice(2, 4))]
         whole = gradients(model, images, targets)
         said = [[], []]
         for mine, half in zip(said, halves, strict=True):
             for module in (parallel, solov2):
-                monkeypatch.setattr(module, "mean_over_processes", lambda v, mine=mine: mine.append(v) or v)
+                monkeypatch.setattr(module, "all_reduce_mean", lambda v, mine=mine: mine.append(v) or v)
             gradients(model, *half)
         means = [(a + b) / 2 for a, b in zip(*said, strict=True)]
         for module in (parallel, solov2):
-            monkeypatch.setattr(module, "process_count", lambda: 2)
+            monkeypatch.setattr(module, "get_world_size", lambda: 2)
         parts = []
         for half in halves:
             told = iter(means)
             for module in (parallel, solov2):
-                monkeypatch.setattr(module, "mean_over_processes", lambda _, told=told: next(told))
+                monkeypatch.setattr(module, "all_reduce_mean", lambda _, told=told: next(told))
             parts.append(gradients(model, *half))
         for name, gradient in whole.items():
             torch.testing.assert_close((parts[0][name] + parts[1][name]) / 2, gradient, msg=lambda m, n=name: n + m)
@@ -244,8 +246,8 @@ class TestForward:
     def test_fewer_products_change_neither_outputs_nor_gradients(self, monkeypatch):
         batch = drawn(((64, 96),), (6,))
         model = small("solov2", channels=256, head_channels=256, head_convs=2).double()
-        calls, apply = [], FewerProducts.apply
-        monkeypatch.setattr(FewerProducts, "apply", lambda *a: calls.append(a[0].shape) or apply(*a))
+        calls, apply = [], Winograd.apply
+        monkeypatch.setattr(Winograd, "apply", lambda *a: calls.append(a[0].shape) or apply(*a))
         outputs, found = model(batch[0]), gradients(model, *batch)
         assert sorted(shape[1] for shape in calls[:4]) == [256, 256, 256, 258]  # all of both towers
         calls.clear()
@@ -265,7 +267,7 @@ class TestForward:
         assert embeddings.any()
 
     def test_kernels_know_where_they_are(self):
-        """On an image of one colour, classes of a grid's inner cells agree; kernels differ."""
+        """On an image of one color, classes of a grid's inner cells agree; kernels differ."""
         torch.manual_seed(0)
         model = small("solov2", grids=(12,), size_ranges=((0, 999),)).eval()
         with torch.no_grad():
@@ -443,7 +445,7 @@ class TestConfig:
             {"grids": (9, 8, 7, 6, 5, 4)},
             {"mask_threshold": 1.0},
             {"max_queries": 0},
-            {"centre_fraction": 1.5},
+            {"center_fraction": 1.5},
             {"a": 1},
         ],
         ids=str,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from crowded_step import FLOAT_STACK
+from helpers.crowded_step import FLOAT_STACK
 
-PROGRAM = Path(__file__).parents[1] / "crowded_step.py"
+PROGRAM = Path(__file__).parents[1] / "helpers" / "crowded_step.py"
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="asks linux for the peak of memory")
@@ -17,7 +17,10 @@ PROGRAM = Path(__file__).parents[1] / "crowded_step.py"
     ("work", "share"), [("load", 0.9), ("resampled", 0.75), pytest.param("exact", 0.75, marks=pytest.mark.slow)]
 )
 def test_six_hundred_instances(work, share):
-    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parent)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(PROGRAM.parents[1]), os.environ.get("PYTHONPATH", "")]),
+    }
     command = [sys.executable, PROGRAM, work]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert int(done.stdout) < share * FLOAT_STACK

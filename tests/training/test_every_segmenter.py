@@ -7,9 +7,9 @@ import signal
 
 import pytest
 
-from killed_runs import ALGORITHM, arguments, leavings
-from small_runs import small_config
-from small_segmenters import SMALL
+from helpers.killed_runs import ALGORITHM, arguments, leavings
+from helpers.small_runs import small_config
+from helpers.small_segmenters import SMALL
 from uniquery.cli import main
 from uniquery.training import loop
 
@@ -24,13 +24,13 @@ def stop_in_step(monkeypatch, command, step: int) -> None:
     """Sends a signal while a step is taken; the command ends after it."""
     real = loop._step
 
-    def signalled(work, *rest):
+    def signaled(work, *rest):
         if work.run.step + 1 == step:
             os.kill(os.getpid(), signal.SIGTERM)
         real(work, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "_step", signalled)
+        patch.setattr(loop, "_step", signaled)
         with pytest.raises(SystemExit, match="143"):
             main(command)
 

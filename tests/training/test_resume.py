@@ -11,12 +11,21 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from killed_runs import ALGORITHM, arguments, children, leavings, start, train_to_the_end, train_with_kills, wait_for
-from small_runs import small_config
+from helpers.killed_runs import (
+    ALGORITHM,
+    arguments,
+    children,
+    leavings,
+    start,
+    train_to_the_end,
+    train_with_kills,
+    wait_for,
+)
+from helpers.small_runs import small_config
 from uniquery.errors import CheckpointError, ConfigError
 from uniquery.segmenters import build_segmenter
-from uniquery.signals import outlive_signals, stop_requests
-from uniquery.training import evaluating, loop
+from uniquery.signals import ignore_signals, stop_requests
+from uniquery.training import loop, validation
 from uniquery.training.config import load_config
 
 STEADY = ["train.accumulate=2", "train.log_every=4", "train.eval_every=5", "train.save_every=1", *ALGORITHM]
@@ -235,26 +244,26 @@ class TestSignals:
         whole = load_config(small_config(tmp_path, scenes), [*changes, "name=whole"])
         loop.train(whole)
         broken = load_config(small_config(tmp_path, scenes), [*changes, "name=broken"])
-        real_step, real_predict = loop._step, evaluating.predict_data
+        real_step, real_predict = loop._step, validation.predict_data
 
-        def signalled_step(work, *rest):
+        def signaled_step(work, *rest):
             real_step(work, *rest)
             if work.run.step == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        def signalled_predict(*arguments, **more):
+        def signaled_predict(*arguments, **more):
             for n, result in enumerate(real_predict(*arguments, **more)):
                 if n == 1:
                     os.kill(os.getpid(), signal.SIGINT)
                 yield result
 
         with monkeypatch.context() as patch:
-            patch.setattr(loop, "_step", signalled_step)
+            patch.setattr(loop, "_step", signaled_step)
             with pytest.raises(SystemExit, match="143"):
                 loop.train(broken)
         for _ in range(2):  # at step 2, and again when it goes on with the evaluation
             with monkeypatch.context() as patch:
-                patch.setattr(evaluating, "predict_data", signalled_predict)
+                patch.setattr(validation, "predict_data", signaled_predict)
                 with pytest.raises(KeyboardInterrupt):
                     loop.train(broken, resume=True)
             values = json.loads((broken.folder / "last" / "trainer.json").read_text())
@@ -293,7 +302,7 @@ class TestSignals:
         heard, alive = os.pipe()
         child = os.fork()
         if child == 0:
-            outlive_signals()
+            ignore_signals()
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM):
                 signal.raise_signal(number)
             time.sleep(0.1)

@@ -9,18 +9,19 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from killed_runs import ALGORITHM
-from small_runs import small_config
+from helpers.killed_runs import ALGORITHM
+from helpers.small_runs import small_config
 from uniquery.backbones import BackboneConfig
 from uniquery.errors import CheckpointError, ConfigError
 from uniquery.segmenters import build_segmenter
 from uniquery.segmenters.condinst import CondInstConfig
 from uniquery.training import loop
-from uniquery.training.checkpoint import init_from, load_model, load_trainer_state, read_model
+from uniquery.training.checkpoint import load_trainer_state
 from uniquery.training.config import LayerConfig, OptimConfig, ScheduleConfig, load_config
 from uniquery.training.log import PhaseClock
-from uniquery.training.optim import AveragedWeights, build_optimizer, lr_factor
+from uniquery.training.optim import EMA, build_optimizer, lr_factor
 from uniquery.training.querying import SamplingConfig
+from uniquery.weights.model_file import init_from, load_model, read_model
 
 
 def test_accumulation_sees_the_images_of_a_larger_batch(scenes, tmp_path):
@@ -53,7 +54,7 @@ def test_averaged_weights_are_evaluated_and_saved(scenes, tmp_path):
 
 def test_averaged_weights_follow_the_formula():
     model = nn.Linear(2, 1)
-    average = AveragedWeights(model, decay=0.5)
+    average = EMA(model, decay=0.5)
     before = model.weight.detach().clone()
     with torch.no_grad():
         model.weight += 1
@@ -100,7 +101,7 @@ def test_init_from_reports_what_fits(scenes, tmp_path):
     report = init_from(other, config.folder)
     assert set(report.kept) == {"head.classes.weight", "head.classes.bias"}
     assert set(report.ignored) == {"head.classes.weight", "head.classes.bias"}
-    assert "2 re-initialised: head.classes.weight" in str(report)
+    assert "2 re-initialized: head.classes.weight" in str(report)
 
 
 def test_init_from_a_foreign_checkpoint(tmp_path):

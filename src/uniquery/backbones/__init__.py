@@ -38,9 +38,9 @@ class BackboneConfig(BaseModel):
         name: one of `BACKBONES`.
         weights: "imagenet", the path of a .safetensors or .pth file, or "random". Left out, building fails: weights
             that start from nothing are always asked for by name.
-        norm: "frozen" batch normalisation keeps its statistics and affine maps, "batch" learns them. By default frozen,
+        norm: "frozen" batch normalization keeps its statistics and affine maps, "batch" learns them. By default frozen,
             and "batch" with random weights.
-            Not for backbones without batch normalisation: the Swins and tiny.
+            Not for backbones without batch normalization: the Swins and tiny.
         frozen_stages: how many of the stem and the first stages never learn; 2 is the stem and the stage of stride 4.
             By default 2, and 0 for Swins and with random weights.
         caffe: for ResNets, whether the weights are of the original Caffe kind (stride in the 1×1 convolution, BGR
@@ -77,7 +77,7 @@ class BackboneConfig(BaseModel):
             raise ValueError("weights 'imagenet' are torchvision's; give 'caffe' weights by their path")
         kind = "group" if self.name == "tiny" else "layer" if self.name.startswith("swin") else None
         if kind and self.norm is not None:
-            raise ValueError(f"the backbone '{self.name}' has {kind} normalisation; leave 'norm' out")
+            raise ValueError(f"the backbone '{self.name}' has {kind} normalization; leave 'norm' out")
         return self
 
 
@@ -86,7 +86,7 @@ class Family:
     """How the table's backbones of one kind are made, and how published files name their tensors.
 
     Attributes:
-        build: from kind of normalisation and `caffe`.
+        build: from kind of normalization and `caffe`.
         rename, prepare, may_lack: see `load_weights`.
         frozen_stages: by default, with published weights.
     """

@@ -10,20 +10,20 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from uniquery.layers.checkpointing import checkpointed
 from uniquery.layers.norm import freeze
-from uniquery.layers.recompute import recomputed
 
 STRIDES = (4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
 class PixelFormat:
-    """How pixels must look to a backbone's weights: (value − mean) / std, in this order of colours.
+    """How pixels must look to a backbone's weights: (value − mean) / std, in this order of colors.
 
     Attributes:
         mean: per channel of `order`, on the scale 0..255.
         std: likewise.
-        order: which colour comes first.
+        order: which color comes first.
     """
 
     mean: tuple[float, float, float]
@@ -34,7 +34,7 @@ class PixelFormat:
 class Backbone(nn.Module, ABC):
     """Pixels to features at four strides.
 
-    The caller normalises the pixels as `pixels` says. A side that is no multiple of 32 is rounded up at each stride:
+    The caller normalizes the pixels as `pixels` says. A side that is no multiple of 32 is rounded up at each stride:
     height h gives ceil(h / stride) rows.
 
     Attributes:
@@ -47,7 +47,7 @@ class Backbone(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, images: Tensor) -> dict[int, Tensor]:
-        """Map normalised (B, 3, H, W) to stride → (B, channels[stride], H / stride, W / stride)."""
+        """Map normalized (B, 3, H, W) to stride → (B, channels[stride], H / stride, W / stride)."""
 
 
 class StagedBackbone(Backbone):
@@ -81,7 +81,7 @@ class StagedBackbone(Backbone):
             freeze(stage)
 
     def forward(self, images: Tensor) -> dict[int, Tensor]:
-        """Map normalised (B, 3, H, W) to stride → features."""
+        """Map normalized (B, 3, H, W) to stride → features."""
         stem, *stages = self.stages()
         x = self._run(stem, images)
         features = {}
@@ -96,5 +96,5 @@ class StagedBackbone(Backbone):
             out: Tensor = stage(x)
             return out
         for block in self.blocks(stage):
-            x = recomputed(block, x)
+            x = checkpointed(block, x)
         return x

@@ -34,7 +34,7 @@ def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
 
 
 class SameConvNorm(ConvNorm):
-    """A normalised convolution, padded like TensorFlow's: (B, C, h, w) to (B, O, h / stride, w / stride) rounded up."""
+    """A normalized convolution, padded like TensorFlow's: (B, C, h, w) to (B, O, h / stride, w / stride) rounded up."""
 
     def __init__(
         self, in_channels: int, out_channels: int, kernel_size: int, norm: NormKind, stride: int = 1, groups: int = 1

@@ -127,7 +127,7 @@ def _merging_with_the_stage_before(key: str) -> str:
 
 
 def swin_may_lack(key: str) -> bool:
-    """Whether weights of a classifier have nothing for our tensor: it has no normalisation on the outputs of stages.
+    """Whether weights of a classifier have nothing for our tensor: it has no normalization on the outputs of stages.
 
     >>> swin_may_lack("stage1.norm.weight"), swin_may_lack("stage2.merge.norm.weight")
     (True, False)

@@ -1,7 +1,7 @@
 """Swin Transformers [Liu et al., ICCV 2021]: attention inside windows that every other block shifts by half.
 
 As in the published detection backbones, any image size is taken: a map is filled up with zeros at the right and the
-bottom, after its normalisation, to whole windows. These zeros take part in attention (the weights were trained with
+bottom, after its normalization, to whole windows. These zeros take part in attention (the weights were trained with
 that) and are cut off behind it.
 
 Letters: B images, C channels, h × w a map, N windows of a map, M window side, L = M² cells of a window, d channels of a
@@ -161,7 +161,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention in windows, then an MLP, each on normalised input and around a shortcut: (B, h, w, C) to the same."""
+    """Attention in windows, then an MLP, each on normalized input and around a shortcut: (B, h, w, C) to the same."""
 
     def __init__(self, channels: int, heads: int, window: int, shift: int, drop_path: float) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class Stage(nn.Module):
     """Patch merging, except in the first, and blocks of which every other is shifted.
 
     Attributes:
-        norm: normalises what is seen of the stage from outside; the next stage gets it as it is.
+        norm: normalizes what is seen of the stage from outside; the next stage gets it as it is.
     """
 
     def __init__(self, merge: nn.Module, blocks: Iterable[Block], norm: nn.LayerNorm) -> None:
@@ -290,7 +290,7 @@ class Swin(StagedBackbone):
         return (stage.merge, *stage.blocks) if isinstance(stage, Stage) else (stage,)
 
     def output(self, stage: nn.Module, x: Tensor) -> Tensor:
-        """Normalised, and (B, h, w, C) as (B, C, h, w), which lies channels-last in memory."""
+        """Normalized, and (B, h, w, C) as (B, C, h, w), which lies channels-last in memory."""
         assert isinstance(stage, Stage)
         out: Tensor = stage.norm(x)
         return out.permute(0, 3, 1, 2)

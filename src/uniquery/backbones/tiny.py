@@ -14,7 +14,7 @@ GROUPS = 8
 
 
 class Tiny(StagedBackbone):
-    """Two 3×3 convolutions per stride, group normalisation, ReLU.
+    """Two 3×3 convolutions per stride, group normalization, ReLU.
 
     >>> Tiny().channels
     {4: 16, 8: 32, 16: 64, 32: 96}

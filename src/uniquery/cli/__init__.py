@@ -15,7 +15,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 from uniquery import __version__
 from uniquery.cli import config, data, demo, diagnose, eval, predict, report, train  # noqa: A004 (named like its command)
 from uniquery.errors import UserError
-from uniquery.training.processes import is_lost_connection
+from uniquery.training.distributed import is_lost_connection
 
 COMMANDS = (demo, train, eval, predict, diagnose, report, config, data)
 

@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from uniquery import rle
 from uniquery.cli.options import add_set, add_split, command, positive, progress_bar, split_overrides
 from uniquery.data.augment import augment
 from uniquery.data.batch import load_sample
@@ -21,6 +20,7 @@ from uniquery.data.coco import CocoData
 from uniquery.data.scenes import ScenesConfig, make_scenes
 from uniquery.errors import ConfigError, did_you_mean
 from uniquery.files import make_folder, write_atomically
+from uniquery.masks import rle
 from uniquery.report.drawings import Drawn, grid, overlay, png_bytes
 from uniquery.training.config import load_config, parse_override
 

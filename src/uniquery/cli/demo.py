@@ -21,9 +21,9 @@ from uniquery.files import make_folder, write_atomically
 from uniquery.report.drawings import png_bytes
 from uniquery.report.runs import FIGURES_FILE, PICTURE_FILE, load_run
 from uniquery.report.tables import number
-from uniquery.training.checkpoint import load_model
 from uniquery.training.config import Override, load_config
 from uniquery.training.loop import train
+from uniquery.weights.model_file import load_model
 
 DEMO_SCENES = ScenesConfig(train_images=600, val_images=80)
 DIAGNOSED_IMAGES = 16

@@ -25,7 +25,7 @@ from uniquery.files import write_atomically
 from uniquery.querying import Segmenter
 from uniquery.report.drawings import grid, png_bytes
 from uniquery.report.runs import FIGURES_FILE, METRICS_FILE, PICTURE_FILE
-from uniquery.training.checkpoint import ModelCard
+from uniquery.weights.model_file import ModelCard
 
 OTHERS = 8
 

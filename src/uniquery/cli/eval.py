@@ -19,9 +19,9 @@ from uniquery.evaluation import Metrics, class_table, evaluate, table
 from uniquery.evaluation.inference import category_ids_by_name, coco_results, predict_data
 from uniquery.files import write_atomically
 from uniquery.querying import Segmenter
-from uniquery.training.checkpoint import ModelCard, check_classes, load_model
 from uniquery.training.config import Config, SplitConfig, parse_config, read_yaml
 from uniquery.training.run import choose_device
+from uniquery.weights.model_file import ModelCard, check_classes, load_model
 
 COCO_DETECTIONS = 100
 SWEEP = (0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7)

@@ -18,8 +18,8 @@ from uniquery.evaluation.inference import coco_results, predict_image
 from uniquery.files import make_folder, write_atomically
 from uniquery.report.drawings import Drawn, label_map, overlay, png_bytes
 from uniquery.structures import Instances
-from uniquery.training.checkpoint import ModelCard, load_model
 from uniquery.training.run import choose_device
+from uniquery.weights.model_file import ModelCard, load_model
 
 FORMATS = ("json", "png", "overlay")
 

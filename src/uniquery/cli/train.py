@@ -11,8 +11,8 @@ from rich.console import Console
 from uniquery.cli.options import add_set, add_split, command, split_overrides
 from uniquery.cli.report import report_runs
 from uniquery.training.config import Override, load_config
+from uniquery.training.distributed import is_main_process
 from uniquery.training.loop import train
-from uniquery.training.processes import is_first_process
 
 
 def add_parser(commands: Any) -> None:
@@ -45,6 +45,6 @@ def run(args: argparse.Namespace) -> None:
     console = Console()
     config = load_config(args.config, overrides(args))
     folder = train(config, resume="auto" if args.resume == "auto" else args.resume is not None, console=console)
-    if is_first_process():
+    if is_main_process():
         page = report_runs([folder], folder / "report.html")
         console.print(f"Everything is in {folder}; open {page} in a browser.")

@@ -5,6 +5,7 @@ Letters: K instances, H × W pixels.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,10 +14,10 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from torch import Tensor
 
-from uniquery.postprocess import resized_size
+from uniquery.settings import Settings
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Window = tuple[slice, slice]
@@ -42,10 +43,10 @@ class Sample:
         return replace(self, masks=self.masks[kept], labels=self.labels[kept])
 
 
-class Augmentation(BaseModel, ABC):
+class Augmentation(Settings, ABC):
     """A random policy: `__call__` draws from the generator and applies what it drew."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     @abstractmethod
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
@@ -141,10 +142,10 @@ class ScaleJitter(Augmentation):
         return replace(sample, image=F.pad(sample.image, padding), masks=F.pad(sample.masks, padding))
 
 
-class Colour(Augmentation):
+class Color(Augmentation):
     """Changes brightness, contrast and saturation, each by a factor in 1 ± strength."""
 
-    op: Literal["colour"] = "colour"
+    op: Literal["color"] = "color"
     brightness: float = Field(0.2, ge=0, lt=1)
     contrast: float = Field(0.2, ge=0, lt=1)
     saturation: float = Field(0.2, ge=0, lt=1)
@@ -160,7 +161,16 @@ class Colour(Augmentation):
         return replace(sample, image=image.round().clamp(0, 255).to(torch.uint8))
 
 
-AnyAugmentation = Annotated[ShortSide | Flip | Transpose | Crop | ScaleJitter | Colour, Field(discriminator="op")]
+class TestSize(Settings):
+    """How images are resized for evaluation and prediction."""
+
+    __test__ = False  # not a test class, whatever its name
+
+    short: int = Field(800, gt=0, description="short side, in pixels")
+    longest: int = Field(1333, gt=0, description="limit of the long side")
+
+
+AnyAugmentation = Annotated[ShortSide | Flip | Transpose | Crop | ScaleJitter | Color, Field(discriminator="op")]
 
 
 def augment(sample: Sample, steps: Sequence[Augmentation], rng: np.random.Generator) -> Sample:
@@ -181,6 +191,16 @@ def resize(sample: Sample, size: tuple[int, int]) -> Sample:
         else (sample.masks.new_zeros(0, *size))
     )
     return replace(sample, image=image, masks=masks)
+
+
+def resized_size(height: int, width: int, short: int, longest: int) -> tuple[int, int]:
+    """The size with the given short side, unless the long side would pass its limit.
+
+    >>> resized_size(480, 640, short=800, longest=1333)
+    (800, 1067)
+    """
+    scale = min(short / min(height, width), longest / max(height, width))
+    return max(1, math.floor(height * scale + 0.5)), max(1, math.floor(width * scale + 0.5))
 
 
 def crop(sample: Sample, size: tuple[int, int], rng: np.random.Generator) -> Sample:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from traceback import clear_frames
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
-from uniquery.data.augment import Augmentation, Sample, augment, resize
+from uniquery.data.augment import Augmentation, Sample, augment, resize, resized_size
 from uniquery.data.coco import CocoData
 from uniquery.errors import DataError
-from uniquery.postprocess import resized_size
-from uniquery.structures import Images, Targets, mask_boxes
+from uniquery.masks.geometry import mask_boxes
+from uniquery.structures import Images, Targets
 
 PAD_MULTIPLE = 32
 
@@ -103,46 +102,6 @@ def load_sample(data: CocoData, index: int) -> Sample:
     """An image and its instances as a sample."""
     image, masks, labels = data.load(index)
     return Sample(image_only(image).image, masks, labels)
-
-
-class EndlessBatches(Sampler[list[tuple[int, int]]]):
-    """Batches of (epoch, index) from one endless sequence of permutations, from a given step on.
-
-    Position p of the sequence is image π_e(p mod n) of epoch e = p div n. Step s takes the next `batch_size`
-    positions, and each of several processes its part of them, so any step can be started from without replaying
-    those before.
-    """
-
-    def __init__(
-        self,
-        images: int,
-        batch_size: int,
-        seed: int,
-        *,
-        first_step: int = 0,
-        last_step: int,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> None:
-        self.images, self.batch_size, self.seed = images, batch_size, seed
-        self.first_step, self.last_step = first_step, last_step
-        self.rank, self.ranks = rank, ranks
-        self._permutation = lru_cache(maxsize=2)(self._permute)
-
-    def __len__(self) -> int:
-        return self.last_step - self.first_step
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for step in range(self.first_step, self.last_step):
-            start = (step * self.ranks + self.rank) * self.batch_size
-            yield [self._key(position) for position in range(start, start + self.batch_size)]
-
-    def _key(self, position: int) -> tuple[int, int]:
-        epoch, offset = divmod(position, self.images)
-        return epoch, int(self._permutation(epoch)[offset])
-
-    def _permute(self, epoch: int) -> npt.NDArray[np.int64]:
-        return np.random.default_rng([self.seed, epoch]).permutation(self.images)
 
 
 def collate(items: Sequence[Item | DataError]) -> Batch | DataError:

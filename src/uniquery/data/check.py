@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from uniquery import rle
+from uniquery.data.coco_json import Problem, find_problems, has_size, is_id, is_text, read_json, shown
 from uniquery.data.images import check_image_root, image_size, inside_root, is_file, read_image
-from uniquery.data.tables import Problem, find_problems, has_size, is_id, is_text, read_json, shown
 from uniquery.errors import DataError
+from uniquery.masks import rle
 
 AREA_LIMITS = {"tiny (< 8²)": 8**2, "small (< 32²)": 32**2, "medium (< 96²)": 96**2, "large": float("inf")}
 COUNT_LIMITS = {"0": 0, "1–10": 10, "11–50": 50, "51–100": 100, "101–300": 300, "more": float("inf")}

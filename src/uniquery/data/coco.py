@@ -13,10 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from uniquery import rle
+from uniquery.data.coco_json import find_problems, read_json
 from uniquery.data.images import check_image_root, inside_root, is_file, read_image
-from uniquery.data.tables import find_problems, read_json
 from uniquery.errors import DataError, did_you_mean
+from uniquery.masks import rle
 
 
 @dataclass(frozen=True)

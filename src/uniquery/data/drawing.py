@@ -23,7 +23,7 @@ CLASS_NAMES = ("disc", "box", "triangle", "star", "ring", "crescent", "cross", "
 
 @dataclass(frozen=True)
 class Thing:
-    """What to draw; eight `traits` in 0..1 deform it, eight `paint` in 0..1 and `colours` (2, 3) dress it."""
+    """What to draw; eight `traits` in 0..1 deform it, eight `paint` in 0..1 and `colors` (2, 3) dress it."""
 
     label: int
     look: int
@@ -31,11 +31,11 @@ class Thing:
     axis: tuple[float, float]
     traits: Floats
     paint: Floats
-    colours: Array
+    colors: Array
 
 
 def shape(thing: Thing) -> tuple[int, int, Array, Array, Array]:
-    """A window around the thing: its left and top from the centre, the implicit function (< 0 inside), u and v."""
+    """A window around the thing: its left and top from the center, the implicit function (< 0 inside), u and v."""
     half = int(1.4 * thing.radius) + 2
     x = np.arange(-half, half + 1, dtype=np.float32)
     y = x[:, None]
@@ -71,22 +71,22 @@ def paint(under: Array, thing: Thing, parts: list[Array], light: tuple[float, fl
     shade = 0.95 + 0.25 * (u * du + v * dv) + (0.1 + 0.4 * depth) * bevel
     spot = np.clip(1 - 6 * ((u - 0.4 * du) * (u - 0.4 * du) + (v - 0.4 * dv) * (v - 0.4 * dv)), 0, 1)
     line = np.clip(1.5 + 0.03 * thing.radius + distance, 0, 1) * (0.3 + 0.6 * rim)
-    ground, marks = thing.colours[:, :, None, None]  # (3, 1, 1) each
-    colour = _mix(ground, marks, pattern) * shade + 0.5 * gloss * spot * spot
-    colour = np.clip(_mix(colour, 0.15 * ground + 0.9 * (ink > 0.8), line), 0, 1)
+    ground, marks = thing.colors[:, :, None, None]  # (3, 1, 1) each
+    color = _mix(ground, marks, pattern) * shade + 0.5 * gloss * spot * spot
+    color = np.clip(_mix(color, 0.15 * ground + 0.9 * (ink > 0.8), line), 0, 1)
     shadow = 1 - 0.4 * np.clip(1 - distance / (2 + 0.08 * thing.radius), 0, 1)
-    return _mix(under * shadow, colour, np.clip(0.5 - distance, 0, 1))
+    return _mix(under * shadow, color, np.clip(0.5 - distance, 0, 1))
 
 
 def background(rng: Rng, side: int, lattice: Array) -> Array:
-    """(3, H, W): two dull colours, blended by a gradient and smooth noise, under a faint pattern."""
+    """(3, H, W): two dull colors, blended by a gradient and smooth noise, under a faint pattern."""
     x = np.arange(side, dtype=np.float32) / side
     y = x[:, None]
     (c, s), p = direction(rng), [rng.random() for _ in range(6)]
     blend = 0.5 + (c * (x - 0.5) + s * (y - 0.5)) * 2 * p[0]
     for cells in (3, 9):
         blend = blend + (_noise(lattice, cells * x + 9 * p[1], cells * y + cells) - 0.5) * 3 / cells
-    first, second = (random_colour(rng, 0.0, 0.45)[:, None, None] * (0.4 + 0.5 * p[2]) for _ in range(2))
+    first, second = (random_color(rng, 0.0, 0.45)[:, None, None] * (0.4 + 0.5 * p[2]) for _ in range(2))
     a, b = ((8 + 24 * p[3]) * along + 0.4 * blend for along in (c * x + s * y, c * y - s * x))
     pattern = _pattern(p[4], a, b, lattice)
     return _mix(first, second, np.clip(blend, 0, 1)) + 0.2 * p[5] * (pattern - 0.5)
@@ -105,14 +105,14 @@ def direction(rng: Rng) -> tuple[float, float]:
             return x / math.sqrt(square), y / math.sqrt(square)
 
 
-def random_colour(rng: Rng, saturation_from: float, saturation_to: float) -> Array:
+def random_color(rng: Rng, saturation_from: float, saturation_to: float) -> Array:
     """(3,) RGB in 0..1 of a random hue, bright enough to be seen."""
     hue, value = 6 * rng.random(), 0.45 + 0.55 * rng.random()
     saturation = saturation_from + (saturation_to - saturation_from) * rng.random()
     turned = np.array([hue, hue + 4, hue + 2], dtype=np.float32)
     turned = turned - 6 * np.floor(turned / 6)
-    colour: Array = value * (1 - saturation * (1 - np.clip(np.abs(turned - 3) - 1, 0, 1)))
-    return colour
+    color: Array = value * (1 - saturation * (1 - np.clip(np.abs(turned - 3) - 1, 0, 1)))
+    return color
 
 
 def _wave(t: Array) -> Array:

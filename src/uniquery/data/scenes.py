@@ -20,7 +20,6 @@ import numpy.typing as npt
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field
 
-from uniquery import rle
 from uniquery.data.drawing import (
     CLASS_NAMES,
     Array,
@@ -30,10 +29,11 @@ from uniquery.data.drawing import (
     direction,
     edge,
     paint,
-    random_colour,
+    random_color,
     shape,
 )
 from uniquery.errors import DataError
+from uniquery.masks import rle
 
 SPLITS = ("train", "val")
 _DRAWING = 1  # raise it when the pictures change: a folder drawn by older code is then refused instead of reused
@@ -131,8 +131,8 @@ def _plan(rng: Rng, config: ScenesConfig) -> list[Thing]:
         share, label = rng.random(), int(rng.random() * config.classes)
         radius = smallest + (largest - smallest) * share * share
         traits, paint = (tuple(rng.random(8).tolist()) for _ in range(2))
-        colours = np.stack([random_colour(rng, 0.4, 1.0), random_colour(rng, 0.2, 1.0)])
-        things.append(Thing(label, len(things), radius, direction(rng), traits, paint, colours))
+        colors = np.stack([random_color(rng, 0.4, 1.0), random_color(rng, 0.2, 1.0)])
+        things.append(Thing(label, len(things), radius, direction(rng), traits, paint, colors))
     return sorted(things, key=lambda thing: -thing.radius * (0.5 + rng.random()))
 
 
@@ -144,9 +144,9 @@ def _smallest(side: int) -> float:
 def _copy(rng: Rng, model: Thing, smallest: float) -> Thing:
     """A look-alike: the same class and paint, all slightly varied, turned at will."""
     radius = max(smallest, model.radius * (0.8 + 0.4 * rng.random()))
-    colours = np.clip(model.colours + 0.05 * (rng.random((2, 3)).astype(np.float32) - 0.5), 0, 1)
+    colors = np.clip(model.colors + 0.05 * (rng.random((2, 3)).astype(np.float32) - 0.5), 0, 1)
     traits = tuple(min(max(trait + 0.2 * (rng.random() - 0.5), 0.0), 1.0) for trait in model.traits)
-    return replace(model, radius=radius, axis=direction(rng), colours=colours, traits=traits)
+    return replace(model, radius=radius, axis=direction(rng), colors=colors, traits=traits)
 
 
 def _place(rng: Rng, sheet: _Sheet, thing: Thing, occlusion: float) -> Thing | None:
@@ -188,7 +188,7 @@ def _overlap(start: int, length: int, side: int) -> tuple[slice, slice]:
 
 
 def _spot(rng: Rng, sheet: _Sheet, radius: float, occlusion: float) -> tuple[int, int]:
-    """A centre, mostly beside an older thing: crowds touch and overlap."""
+    """A center, mostly beside an older thing: crowds touch and overlap."""
     side = len(sheet.owner)
     x, y = side * rng.random(), side * rng.random()
     if sheet.spots and rng.random() < 0.6:

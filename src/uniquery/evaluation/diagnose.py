@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uniquery.data.augment import resize
+from uniquery.data.augment import resize, resized_size
 from uniquery.data.batch import Batch, Item, collate, load_sample
 from uniquery.data.coco import CocoData
-from uniquery.postprocess import resized_size
 from uniquery.querying import Segmenter, Transform, instance_balanced, sample_pixels
 from uniquery.querying.equivariance import feature_equivariance, view_of
 from uniquery.querying.memory import StoredPixels

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from hotcoco import mask as coco_mask
 
-from uniquery import rle
 from uniquery.errors import DataError
+from uniquery.masks import rle
 
 Entry = dict[str, Any]
 IouType = Literal["segm", "bbox"]

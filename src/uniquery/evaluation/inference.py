@@ -10,12 +10,11 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
 
-from uniquery.data.augment import resize
+from uniquery.data.augment import resize, resized_size
 from uniquery.data.batch import Batch, EvaluationItems, Item, collate, image_only, raise_errors
 from uniquery.data.coco import CocoData
-from uniquery.postprocess import resized_size
 from uniquery.querying.contract import Segmenter
-from uniquery.signals import outlive_signals
+from uniquery.signals import ignore_signals
 from uniquery.structures import Instances
 
 Progress = Callable[[int, int], None]
@@ -39,7 +38,7 @@ def predict_data(
         num_workers=workers,
         collate_fn=collate,
         pin_memory=device.type == "cuda",
-        worker_init_fn=outlive_signals,
+        worker_init_fn=ignore_signals,
         generator=torch.Generator(),  # else an evaluation would move the generator that training draws from
     )
     model.eval()

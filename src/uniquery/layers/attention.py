@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 class Attention(nn.Module):
-    """Scaled dot-product attention with several heads, residual, and normalisation after it.
+    """Scaled dot-product attention with several heads, residual, and normalization after it.
 
     Args:
         channels: of queries and tokens.
@@ -54,22 +54,22 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with ReLU between them, residual, and normalisation after it: (..., C) to (..., C)."""
+    """Two linear layers with ReLU between them, residual, and normalization after it: (..., C) to (..., C)."""
 
     def __init__(self, channels: int, hidden: int) -> None:
         super().__init__()
-        self.wide = nn.Linear(channels, hidden)
-        self.narrow = nn.Linear(hidden, channels)
+        self.linear1 = nn.Linear(channels, hidden)
+        self.linear2 = nn.Linear(hidden, channels)
         self.norm = nn.LayerNorm(channels)
-        for layer in (self.wide, self.narrow):
+        for layer in (self.linear1, self.linear2):
             nn.init.xavier_uniform_(layer.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
-        return cast(Tensor, self.norm(x + self.narrow(F.relu_(self.wide(x)))))
+        return cast(Tensor, self.norm(x + self.linear2(F.relu_(self.linear1(x)))))
 
 
-class Perceptron(nn.Sequential):
+class MLP(nn.Sequential):
     """Linear layers of one width with ReLU between them."""
 
     def __init__(self, channels: int, layers: int) -> None:

@@ -38,7 +38,7 @@ def deformable_sum(values: Tensor, x: Tensor, y: Tensor, logits: Tensor, shapes:
 
     Args:
         values: (B, A, S, D) tokens of all levels, row by row, level after level.
-        x: (B, A, Q, J) columns in cells of the point's level; a cell's centre is a whole number. The points of the
+        x: (B, A, Q, J) columns in cells of the point's level; a cell's center is a whole number. The points of the
             first level come first.
         y: (B, A, Q, J) rows.
         logits: (B, A, Q, J) of the attention.
@@ -225,7 +225,7 @@ def _offsets(index: Tensor) -> Tensor:
 
 
 class DeformableAttention(nn.Module):
-    """Tokens of several levels read each other at learnt offsets.
+    """Tokens of several levels read each other at learned offsets.
 
     Args:
         channels: of a token.
@@ -246,10 +246,10 @@ class DeformableAttention(nn.Module):
         nn.init.zeros_(self.output.bias)
         nn.init.xavier_uniform_(self.values.weight)
         nn.init.xavier_uniform_(self.output.weight)
-        self._look_around()
+        self._init_offsets()
 
     @torch.no_grad()
-    def _look_around(self) -> None:
+    def _init_offsets(self) -> None:
         """Each head starts in a direction of its own, point p at distance p + 1."""
         angles = torch.arange(self.heads, dtype=torch.float32) * (2 * math.pi / self.heads)
         direction = torch.stack([angles.cos(), angles.sin()], dim=1)
@@ -277,13 +277,13 @@ class DeformableAttention(nn.Module):
         if valid is not None:
             values = values.masked_fill(~valid[..., None], 0)
         values = values.unflatten(2, (self.heads, -1)).transpose(1, 2)  # (B, A, S, D)
-        decided = self._decide(tokens + positions).unflatten(2, (3, self.heads, -1))
+        decided = self._project(tokens + positions).unflatten(2, (3, self.heads, -1))
         x, y, logits = decided.permute(2, 0, 3, 1, 4).contiguous()  # (B, A, S, J) each
         at_x, at_y = places.to(torch.promote_types(x.dtype, torch.float32)).repeat_interleave(self.points, dim=2)
         read = deformable_sum(values, x + at_x, y + at_y, logits, shapes)
         return self.output(read.transpose(1, 2).flatten(2).to(values.dtype))  # type: ignore[no-any-return]
 
-    def _decide(self, queries: Tensor) -> Tensor:
+    def _project(self, queries: Tensor) -> Tensor:
         """Offsets in x, in y, and attention logits, from one product: (B, S, 3 · A · J)."""
         weight, bias = (
             torch.cat([offset.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1), attention])
@@ -296,7 +296,7 @@ class DeformableAttention(nn.Module):
 
 
 class DeformableLayer(nn.Module):
-    """Deformable attention and a feed-forward part, each with residual and normalisation.
+    """Deformable attention and a feed-forward part, each with residual and normalization.
 
     Args:
         channels: of a token.
@@ -319,10 +319,10 @@ class DeformableLayer(nn.Module):
         return cast(Tensor, self.feed_forward(tokens))
 
 
-def token_places(shapes: Shapes, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """(2, S, L): x and y of the centre of every token of every level, in cells of each level.
+def reference_points(shapes: Shapes, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """(2, S, L): x and y of the center of every token of every level, in cells of each level.
 
-    >>> token_places([(1, 2), (1, 1)])[0]
+    >>> reference_points([(1, 2), (1, 1)])[0]
     tensor([[ 0.0000, -0.2500],
             [ 1.0000,  0.2500],
             [ 0.5000,  0.0000]])

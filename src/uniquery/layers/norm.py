@@ -1,4 +1,4 @@
-"""Batch normalisation that is done with learning, folded into the convolution before it.
+"""Batch normalization that is done with learning, folded into the convolution before it.
 
 Letters: B images, C channels in, O channels out, k kernel side, h × w a map.
 """
@@ -15,9 +15,9 @@ NormKind = Literal["frozen", "batch"]
 
 
 class FrozenBatchNorm2d(nn.Module):
-    """Batch normalisation with fixed statistics and a fixed affine map: y = x · scale + shift, per channel.
+    """Batch normalization with fixed statistics and a fixed affine map: y = x · scale + shift, per channel.
 
-    Its four tensors are buffers, so no optimiser sees them, and `train()` and `eval()` are the same.
+    Its four tensors are buffers, so no optimizer sees them, and `train()` and `eval()` are the same.
 
     >>> FrozenBatchNorm2d(2, eps=0.0)(torch.ones(1, 2, 1, 1)).flatten().tolist()
     [1.0, 1.0]
@@ -54,20 +54,20 @@ class FrozenBatchNorm2d(nn.Module):
         return scale, self.bias - self.running_mean * scale
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # A batch normalisation counts its batches; once frozen that means nothing, and must not block its weights.
+        # A batch normalization counts its batches; once frozen that means nothing, and must not block its weights.
         state_dict.pop(f"{prefix}num_batches_tracked", None)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise (B, C, h, w)."""
+        """Normalize (B, C, h, w)."""
         scale, shift = self.scale_and_shift()
         return x * scale[:, None, None] + shift[:, None, None]
 
 
 class ConvNorm(nn.Conv2d):
-    """A convolution without bias and the normalisation after it, held as its `norm`.
+    """A convolution without bias and the normalization after it, held as its `norm`.
 
-    A frozen normalisation is linear and goes into the kernel: conv(x, w) · scale + shift = conv(x, w · scale) + shift.
+    A frozen normalization is linear and goes into the kernel: conv(x, w) · scale + shift = conv(x, w · scale) + shift.
     That spares two passes over the activations, and the gradient of w is the same.
     """
 
@@ -100,8 +100,8 @@ class ConvNorm(nn.Conv2d):
         # What follows keeps the layout, and a training step on CPU takes a fifth less time in this one.
         x = x.contiguous(memory_format=torch.channels_last)
         if not isinstance(self.norm, FrozenBatchNorm2d):
-            normalised: Tensor = self.norm(super().forward(x))
-            return normalised
+            normalized: Tensor = self.norm(super().forward(x))
+            return normalized
         scale, shift = self.norm.scale_and_shift()
         kernel = self.weight * scale[:, None, None, None]  # (O, C / groups, k, k)
         return F.conv2d(x, kernel, shift, self.stride, self.padding, self.dilation, self.groups)

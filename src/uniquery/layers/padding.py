@@ -69,7 +69,7 @@ def upsample(x: Tensor, size: tuple[int, int], valid: Tensor | None) -> Tensor:
 
 
 class GroupNorm(nn.GroupNorm):
-    """Group normalisation with the statistics of valid cells only.
+    """Group normalization with the statistics of valid cells only.
 
     32 groups, fewer where a group would hold one channel, which has no spread on a map of one cell.
     """
@@ -78,14 +78,14 @@ class GroupNorm(nn.GroupNorm):
         super().__init__(min(32, channels // 2), channels)
 
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Normalise (B, C, h, w); padding comes out as zero."""
+        """Normalize (B, C, h, w); padding comes out as zero."""
         if valid is None:
             return super().forward(x)
         groups = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(1, (self.num_groups, -1))
         inside = valid[:, None].to(groups.dtype)  # (B, 1, 1, h, w)
         count = inside.sum((2, 3, 4), keepdim=True) * groups.shape[2]
         mean = (groups * inside).sum((2, 3, 4), keepdim=True) / count
-        centred = (groups - mean) * inside
-        scale = (centred.square().sum((2, 3, 4), keepdim=True) / count + self.eps).rsqrt()
-        y = (centred * scale).flatten(1, 2) * self.weight[:, None, None] + self.bias[:, None, None]
+        centered = (groups - mean) * inside
+        scale = (centered.square().sum((2, 3, 4), keepdim=True) / count + self.eps).rsqrt()
+        y = (centered * scale).flatten(1, 2) * self.weight[:, None, None] + self.bias[:, None, None]
         return without_padding(y, valid)

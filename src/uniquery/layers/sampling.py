@@ -21,12 +21,12 @@ def bilinear_corners(points: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Te
     [[0.5, 0.5, 0.0, 0.0], [0.0, 0.5, 0.0, 0.0]]
     """
     height, width = shape
-    (x, weight_x), (y, weight_y) = _neighbours(points[:, 0], width), _neighbours(points[:, 1], height)
+    (x, weight_x), (y, weight_y) = _neighbors(points[:, 0], width), _neighbors(points[:, 1], height)
     index = y[:, :, None] * width + x[:, None]  # (P, 2, 2)
     return index.flatten(1), (weight_y[:, :, None] * weight_x[:, None]).flatten(1)
 
 
-def _neighbours(position: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def _neighbors(position: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """(P, 2) the cells before and after each place along one axis, held inside, and their weights."""
     place = position * size - 0.5
     before = place.floor()

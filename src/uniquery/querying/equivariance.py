@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from uniquery.parallel import normaliser
+from uniquery.masks.geometry import mask_areas, mask_boxes
+from uniquery.parallel import normalizer
 from uniquery.querying.transforms import Transform
-from uniquery.structures import Images, PixelMap, Queries, Targets, mask_areas, mask_boxes
+from uniquery.structures import Images, PixelMap, Queries, Targets
 
 MIN_VISIBLE = 0.1  # share of an instance that a view must still show
 
@@ -105,4 +106,4 @@ def feature_equivariance(view: PixelMap, original: PixelMap, transforms: Sequenc
         valid = g.valid(view.stride, seen.device)
         total = total + ((here - moved).square() * valid).sum()
         count = count + len(seen) * valid.sum()
-    return total / normaliser(count)
+    return total / normalizer(count)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from uniquery.parallel import normaliser
+from uniquery.parallel import normalizer
 from uniquery.querying.memory import StoredPixels
 from uniquery.structures import Pixels, Queries
 
@@ -135,7 +135,7 @@ class InterSceneLoss(nn.Module):
         Raises:
             ValueError: the similarity would learn by itself, beside the queries.
         """
-        count = normaliser(queries.embeddings.new_tensor(len(queries), dtype=torch.float32))
+        count = normalizer(queries.embeddings.new_tensor(len(queries), dtype=torch.float32))
         if stored is None or not len(stored) or not len(queries):
             return queries.embeddings.sum() * 0
         pairs = _Pairs(self, queries, image_ids, stored, similarity, stuff_labels)

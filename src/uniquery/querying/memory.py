@@ -106,7 +106,7 @@ class PixelMemory:
         """From here on, what a push overwrites is kept, until the next mark."""
         self._mark = _Mark(self._rows, self._next, self._fill, self._pushes, [])
 
-    def take_back(self) -> None:
+    def rollback(self) -> None:
         """Undoes every push since the mark: a step that went wrong leaves nothing behind."""
         assert self._mark is not None, "nothing is marked"
         mark = self._mark

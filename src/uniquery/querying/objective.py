@@ -12,12 +12,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from uniquery.parallel import gather_rows, process_rank
+from uniquery.parallel import gather_rows, get_rank
 from uniquery.querying.contract import QueriesT, Segmenter
 from uniquery.querying.equivariance import EquivarianceLoss, feature_equivariance, view_of
 from uniquery.querying.inter_scene import InterSceneLoss, PairLoss
+from uniquery.querying.keyed_random import keyed_generator
 from uniquery.querying.memory import PixelMemory, StoredPixels
-from uniquery.querying.random import keyed_generator
 from uniquery.querying.sampling import Sampler, instance_balanced, sample_pixels
 from uniquery.querying.transforms import Transform, TransformGroup
 from uniquery.structures import Images, Queries, Targets, index_in_batch
@@ -200,7 +200,7 @@ class UniqueQuerying(nn.Module):
         if settings.queries == "matched":
             queries = _matched(queries)
         if settings.max_queries and len(queries) > settings.max_queries:
-            some = self._some(len(queries), settings.max_queries, _QUERIES, process_rank())
+            some = self._some(len(queries), settings.max_queries, _QUERIES, get_rank())
             queries = queries[some.to(queries.image.device)]
         ids = torch.tensor([t.image_id for t in targets], device=queries.image.device)[queries.image]
         self._last = queries.detach(), ids

@@ -10,17 +10,18 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from uniquery.masks.geometry import mask_centroids
+from uniquery.querying.keyed_random import Generators, of_each_image
 from uniquery.querying.memory import StoredPixels
-from uniquery.querying.random import Generators, of_each_image
-from uniquery.structures import PixelMap, Targets, mask_centroids
+from uniquery.structures import PixelMap, Targets
 
 Sampler = Callable[[Tensor, torch.Generator | None], tuple[Tensor, Tensor]]
 
 
 def owned_cells(masks: Tensor, stride: int) -> Tensor:
-    """(K, C) bool: the cells whose centre lies in an instance.
+    """(K, C) bool: the cells whose center lies in an instance.
 
-    An instance too small to own one gets the cell under its centre of mass, so that none goes unseen.
+    An instance too small to own one gets the cell under its center of mass, so that none goes unseen.
     """
     cells = masks[:, stride // 2 :: stride, stride // 2 :: stride]  # (K, h, w)
     height, width = cells.shape[1:]
@@ -37,7 +38,7 @@ def instance_balanced(count: int = 50) -> Sampler:
     _check(count)
 
     def sample(owned: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        luck = _luck(owned, generator)
+        luck = _random_priority(owned, generator)
         best = luck.topk(min(count, owned.shape[1]), dim=1)
         instance, rank = (best.values >= 0).nonzero(as_tuple=True)
         return instance, best.indices[instance, rank]
@@ -50,7 +51,7 @@ def sparse(count: int = 500) -> Sampler:
     _check(count)
 
     def sample(owned: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        best = _luck(owned, generator).flatten().topk(min(count, owned.numel()))
+        best = _random_priority(owned, generator).flatten().topk(min(count, owned.numel()))
         pairs = best.indices[best.values >= 0]
         return pairs // owned.shape[1], pairs % owned.shape[1]
 
@@ -67,7 +68,7 @@ def dense() -> Sampler:
     return sample
 
 
-def _luck(owned: Tensor, generator: torch.Generator | None) -> Tensor:
+def _random_priority(owned: Tensor, generator: torch.Generator | None) -> Tensor:
     """A random number for each owned cell, −1 for the others: the largest are the sample."""
     luck = torch.rand(owned.shape, generator=generator, device=generator.device if generator else owned.device)
     return luck.to(owned.device).masked_fill(~owned, -1)

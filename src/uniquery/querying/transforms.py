@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from uniquery.querying.random import Generators, of_each_image
+from uniquery.querying.keyed_random import Generators, of_each_image
 
 _MASKS_AT_ONCE = 16
 CELL = 32  # the coarsest stride: windows on its grid are whole cells of every map
@@ -22,7 +22,7 @@ CELL = 32  # the coarsest stride: windows on its grid are whole cells of every m
 
 @dataclass(frozen=True)
 class Transform:
-    """One drawn element g: cut a window, mirror it, then rotate and scale it about its centre.
+    """One drawn element g: cut a window, mirror it, then rotate and scale it about its center.
 
     A window on the grid of the coarsest stride, mirrored or not, is an exact index operation at every stride. Rotation
     and scaling resample; what they bring in from outside the window is not valid.

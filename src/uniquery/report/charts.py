@@ -1,4 +1,4 @@
-"""Charts as inline SVG: lines, bars, stacked bars; the page's style sheet colours them, so they follow its theme."""
+"""Charts as inline SVG: lines, bars, stacked bars; the page's style sheet colors them, so they follow its theme."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from uniquery.report.scales import Points, short, span, thin, tick_texts, ticks, visible_range
 
-TONES = 8  # how many colours the style sheet has: .tone0 to .tone7
+TONES = 8  # how many colors the style sheet has: .tone0 to .tone7
 _MOST_DOTS = 60  # a curve with fewer points shows each of them, with its value on hover
 _TOP, _RIGHT, _BOTTOM = 22.0, 14.0, 38.0  # margins in pixels: unit of the y axis, half a tick, ticks and x axis
 
@@ -23,7 +23,7 @@ class Series:
     Attributes:
         name: for the legend.
         points: (N, 2) of x, y in order of x; nan in y is a gap.
-        tone: which of the page's colours.
+        tone: which of the page's colors.
         dashed: drawn in dashes.
         faint: drawn thin behind the others and left out of the legend.
     """
@@ -194,7 +194,7 @@ def bar(value: float | None, most: float, tone: int = 0) -> Markup:
 
 
 def stacked_bar(parts: Sequence[tuple[str, float]], most: float, width: int = 1040) -> Markup:
-    """One horizontal bar of coloured parts; its full width stands for `most`, so several bars can be compared.
+    """One horizontal bar of colored parts; its full width stands for `most`, so several bars can be compared.
 
     A part shows its share of the bar where there is room, and its name and amount (seconds, in milliseconds) on hover.
     """

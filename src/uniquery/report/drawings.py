@@ -17,10 +17,10 @@ import numpy.typing as npt
 from PIL import Image, ImageFont
 from scipy.ndimage import minimum_filter1d
 
-from uniquery import rle
 from uniquery.errors import UserError
-from uniquery.report.lettering import Label, Picture, caption, printable, text_patch, write_labels
-from uniquery.report.palette import Colour, colour
+from uniquery.masks import rle
+from uniquery.report.palette import Color, color
+from uniquery.report.text_labels import Label, Picture, caption, printable, text_patch, write_labels
 
 _FILL = 0.45  # opacity of a mask's inside
 _MOST_LABELS = 40  # with more instances than this, names only hide the picture
@@ -57,7 +57,7 @@ def overlay(
     Args:
         image: (H, W, 3) uint8; not changed.
         instances: what to draw.
-        color_by: one colour for each instance, or one for each label.
+        color_by: one color for each instance, or one for each label.
         text: whether to write names and scores.
 
     Returns:
@@ -72,13 +72,13 @@ def overlay(
     """
     _check_sizes(image, instances)
     canvas = image.copy()
-    colours = _colours(instances, color_by)
+    colors = _colors(instances, color_by)
     order = _painting_order(instances)
     thickness = max(1, round(min(image.shape[:2]) / 320))
     labels = []
     for i in order:
-        box, peak = rle.bounding_box(instances[i].rle), _paint(canvas, instances[i].rle, colours[i], thickness)
-        labels.append(Label(caption(instances[i].label, instances[i].score), box, peak, colours[i]))
+        box, peak = rle.bounding_box(instances[i].rle), _paint(canvas, instances[i].rle, colors[i], thickness)
+        labels.append(Label(caption(instances[i].label, instances[i].score), box, peak, colors[i]))
     if text and len(instances) <= _MOST_LABELS:
         write_labels(canvas, labels[::-1])
     return canvas
@@ -126,11 +126,11 @@ def _check_sizes(image: Picture, instances: Sequence[Drawn]) -> None:
             raise ValueError(f"a mask of {tuple(one.rle['size'])} does not fit an image of {image.shape[:2]}")
 
 
-def _colours(instances: Sequence[Drawn], color_by: Literal["instance", "label"]) -> list[Colour]:
+def _colors(instances: Sequence[Drawn], color_by: Literal["instance", "label"]) -> list[Color]:
     if color_by == "instance":
-        return [colour(i) for i in range(len(instances))]
+        return [color(i) for i in range(len(instances))]
     names = sorted({one.label for one in instances})
-    return [colour(names.index(one.label)) for one in instances]
+    return [color(names.index(one.label)) for one in instances]
 
 
 def _painting_order(instances: Sequence[Drawn]) -> list[int]:
@@ -143,7 +143,7 @@ def _painting_order(instances: Sequence[Drawn]) -> list[int]:
     return sorted(range(len(instances)), key=height_in_stack)
 
 
-def _paint(canvas: Picture, mask: rle.Rle, paint: Colour, thickness: int) -> int:
+def _paint(canvas: Picture, mask: rle.Rle, paint: Color, thickness: int) -> int:
     """Paints one mask in place and returns the x of its topmost pixel, 0 if it has none."""
     x, y, width, height = (int(v) for v in rle.bounding_box(mask))
     if not width or not height:
@@ -169,7 +169,7 @@ def side_by_side(left: Picture, right: Picture, titles: tuple[str, str]) -> Pict
 
 
 def grid(images: Sequence[Picture], columns: int, titles: Sequence[str] = ()) -> Picture:
-    """A contact sheet, row by row; smaller pictures are centred in their cell on white.
+    """A contact sheet, row by row; smaller pictures are centered in their cell on white.
 
     Args:
         images: each (H, W, 3) uint8, of any size.

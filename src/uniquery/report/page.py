@@ -15,7 +15,6 @@ from markupsafe import Markup
 from uniquery.files import make_folder, write_atomically
 from uniquery.report.charts import TONES, Series, line_chart, stacked_bar
 from uniquery.report.drawings import Drawn, data_uri, overlay, read_picture, shrunk
-from uniquery.report.lettering import Picture
 from uniquery.report.runs import EvalLine, Run, TrainLine, Weights, finite
 from uniquery.report.scales import points_of, smooth
 from uniquery.report.tables import (
@@ -29,6 +28,7 @@ from uniquery.report.tables import (
     phase_rows,
     text_rows,
 )
+from uniquery.report.text_labels import Picture
 
 _THUMBNAIL, _RESPONSE = 360, 900  # pixels of the longer side
 _WIDE, _NARROW = (520, 270), (340, 210)

@@ -1,4 +1,4 @@
-"""Colours for instances: far apart for the eye, the same on every run."""
+"""Colors for instances: far apart for the eye, the same on every run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 
 # sRGB (linear) to the cone space of OKLab, and from there to lightness and two opponent axes (Ottosson, 2020).
 _TO_CONES = np.array(
@@ -25,21 +25,21 @@ _TO_LAB = np.array(
         [0.0259040371, 0.7827717662, -0.8086757660],
     ]
 )
-_DISTINCT = 48  # beyond this many, colours repeat: no eye tells more apart
+_DISTINCT = 48  # beyond this many, colors repeat: no eye tells more apart
 
 
-def colour(index: int) -> Colour:
-    """The colour of the index-th thing: each is as far as can be from all before it.
+def color(index: int) -> Color:
+    """The color of the index-th thing: each is as far as can be from all before it.
 
-    >>> colour(0)
+    >>> color(0)
     (230, 46, 46)
-    >>> colour(0) == colour(48)
+    >>> color(0) == color(48)
     True
     """
     return _farthest_first()[index % _DISTINCT]
 
 
-def ink_on(background: Colour) -> Colour:
+def ink_on(background: Color) -> Color:
     """Black or white, whichever reads better.
 
     >>> ink_on((255, 240, 0)), ink_on((0, 0, 160))
@@ -50,7 +50,7 @@ def ink_on(background: Colour) -> Colour:
 
 
 @lru_cache(maxsize=1)
-def _farthest_first() -> tuple[Colour, ...]:
+def _farthest_first() -> tuple[Color, ...]:
     """Starting from a red, always the candidate that is farthest from everything taken."""
     shades = [(0.8, 0.9), (0.9, 1.0), (0.5, 1.0), (0.9, 0.62)]
     candidates = np.array(
@@ -66,7 +66,7 @@ def _farthest_first() -> tuple[Colour, ...]:
 
 
 def _oklab(rgb: npt.NDArray[np.int_]) -> npt.NDArray[np.float64]:
-    """(N, 3) of 0..255 to OKLab, where distance is how different two colours look."""
+    """(N, 3) of 0..255 to OKLab, where distance is how different two colors look."""
     linear = (rgb / 255.0) ** 2.2
     lab: npt.NDArray[np.float64] = np.cbrt(linear @ _TO_CONES.T) @ _TO_LAB.T
     return lab

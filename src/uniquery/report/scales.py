@@ -26,7 +26,7 @@ def points_of(pairs: Sequence[tuple[float, float | None]]) -> Points:
 
 
 def smooth(points: Points, share: float = 0.04) -> Points:
-    """Each y replaced by the mean of its neighbourhood, a share of the curve wide; short curves and gaps stay.
+    """Each y replaced by the mean of its neighborhood, a share of the curve wide; short curves and gaps stay.
 
     >>> smooth(np.array([[0, 0.0], [1, 3.0], [2, 0.0]]), share=0.7)[:, 1].tolist()
     [1.5, 1.0, 1.5]

@@ -19,13 +19,14 @@ from torch.autograd.function import once_differentiable
 
 from uniquery.backbones import Backbone
 from uniquery.layers.fpn import FPN
+from uniquery.layers.normalize import Normalize
 from uniquery.layers.padding import GroupNorm
-from uniquery.layers.pixels import Normalise
 from uniquery.layers.resize import aligned_bilinear, aligned_linear_matrix
-from uniquery.mask_losses import dice, sigmoid_focal
+from uniquery.masks.losses import dice, sigmoid_focal
+from uniquery.masks.paste import encode_masks, resize_matrix, scale_boxes
+from uniquery.masks.suppression import nms
 from uniquery.matching import assign_points, box_distances
-from uniquery.parallel import mean_over_processes, normaliser
-from uniquery.postprocess import encode_masks, nms, resize_matrix, scale_boxes
+from uniquery.parallel import all_reduce_mean, normalizer
 from uniquery.querying.contract import Segmenter
 from uniquery.structures import (
     Assignment,
@@ -36,9 +37,9 @@ from uniquery.structures import (
     Pixels,
     Queries,
     Targets,
+    at_least_float32,
     grid_locations,
     index_in_batch,
-    wide,
 )
 
 FILTER_CHANNELS = 8
@@ -128,7 +129,7 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         self.config = config = config or CondInstConfig()
         self.stride = config.finest_stride
         used = {stride: c for stride, c in backbone.channels.items() if stride >= self.stride}
-        self.normalise = Normalise(backbone.pixels.mean, backbone.pixels.std, backbone.pixels.order)
+        self.normalize = Normalize(backbone.pixels.mean, backbone.pixels.std, backbone.pixels.order)
         self.backbone = backbone
         self.fpn = FPN(used, config.channels, extra_levels=config.levels - len(used))
         self.head = FCOSHead(config.channels, config.head_convs, num_classes, config.levels)
@@ -140,7 +141,7 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         self.reaches = dict(zip(strides, reaches, strict=True))
 
     def forward(self, images: Images) -> CondInstOutputs:
-        pyramid = self.fpn(self.backbone(self.normalise(images)))  # stride → (B, channels, h, w)
+        pyramid = self.fpn(self.backbone(self.normalize(images)))  # stride → (B, channels, h, w)
         embeddings = self.mask_branch([pyramid[self.stride * 2**i] for i in range(3)])  # (B, D, h, w)
         maps = [self.head(features, level) for level, features in enumerate(pyramid.values())]
         logits, distances, centerness, filters = (
@@ -190,7 +191,7 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         The first layer is affine in the pixel's position, so relative coordinates are never formed for each pair; its
         sums are taken in float32 or wider, where positions of a large image are exact.
         """
-        weights, biases = split_filters(wide(queries.embeddings), pixels.embeddings.shape[1])
+        weights, biases = split_filters(at_least_float32(queries.embeddings), pixels.embeddings.shape[1])
         with torch.autocast(queries.embeddings.device.type, enabled=False):
             per_pixel = -1 / queries.reach[:, None, None]
             position, content = weights[0][..., :2] * per_pixel, weights[0][..., 2:]  # (Q, 8, 2), (Q, 8, D)
@@ -213,7 +214,7 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
                 valid = target.valid[step // 2 :: step, step // 2 :: step]
                 probabilities = torch.where(mine[:, None, None] & ~valid, 0, probabilities)
                 masks[mine] *= valid
-        return dice(probabilities, masks).sum() / normaliser(probabilities.new_tensor(len(queries)))
+        return dice(probabilities, masks).sum() / normalizer(probabilities.new_tensor(len(queries)))
 
     def losses(self, outputs: CondInstOutputs, targets: Sequence[Targets], assignment: Assignment) -> dict[str, Tensor]:
         image, location = assignment.image, assignment.query
@@ -221,17 +222,17 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         is_class = torch.zeros_like(outputs.logits)
         is_class[image, location, labels] = 1
         strides = outputs.strides[location][:, None]
-        predicted = wide(outputs.distances[image, location])
+        predicted = at_least_float32(outputs.distances[image, location])
         wanted = (box_distances(outputs.locations[location], boxes) / strides).to(predicted.dtype)
         centerness = _centerness(wanted)
-        positives = normaliser(centerness.new_tensor(len(assignment)))
-        centre_sum = mean_over_processes(centerness.sum()).clamp(min=1e-6)
+        positives = normalizer(centerness.new_tensor(len(assignment)))
+        center_sum = all_reduce_mean(centerness.sum()).clamp(min=1e-6)
         queries = self.queries(outputs, assignment)
         return {
-            "loss_class": sigmoid_focal(wide(outputs.logits), is_class).sum() / positives,
-            "loss_box": (_giou_loss(predicted, wanted) * centerness).sum() / centre_sum,
+            "loss_class": sigmoid_focal(at_least_float32(outputs.logits), is_class).sum() / positives,
+            "loss_box": (_giou_loss(predicted, wanted) * centerness).sum() / center_sum,
             "loss_centerness": F.binary_cross_entropy_with_logits(
-                wide(outputs.centerness[image, location]), centerness, reduction="sum"
+                at_least_float32(outputs.centerness[image, location]), centerness, reduction="sum"
             )
             / positives,
             "loss_mask": self.mask_loss(self.decode(queries, outputs.pixels), queries, targets),
@@ -247,8 +248,8 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
     def _predict_one(self, outputs: CondInstOutputs, i: int, size: tuple[int, int], mask_threshold: float) -> Instances:
         location, labels, scores = self._candidates(outputs, i)
         reach = outputs.distances[i, location].float() * outputs.strides[location][:, None]
-        centres = outputs.locations[location]
-        boxes = torch.cat([centres - reach[:, :2], centres + reach[:, 2:]], dim=1)
+        centers = outputs.locations[location]
+        boxes = torch.cat([centers - reach[:, :2], centers + reach[:, 2:]], dim=1)
         kept = nms(boxes, scores, labels, self.config.nms_threshold)[: self.config.max_detections]
         boxes = scale_boxes(boxes[kept], outputs.sizes[i], size)
         visible = (boxes[:, 2:] > boxes[:, :2]).all(1)
@@ -404,7 +405,7 @@ def _area(distances: Tensor) -> Tensor:
 
 
 def _giou_loss(predicted: Tensor, wanted: Tensor) -> Tensor:
-    """(Q,) 1 − generalised IoU of boxes given as (Q, 4) distances from one point, in strides."""
+    """(Q,) 1 − generalized IoU of boxes given as (Q, 4) distances from one point, in strides."""
     overlap = _area(torch.minimum(predicted, wanted))
     enclosing = _area(torch.maximum(predicted, wanted))
     union = _area(predicted) + _area(wanted) - overlap

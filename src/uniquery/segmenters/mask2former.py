@@ -20,19 +20,18 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from uniquery.backbones import Backbone
-from uniquery.layers.attention import Attention, FeedForward, Perceptron
-from uniquery.layers.deformable_attention import DeformableLayer, token_places
+from uniquery.layers.attention import MLP, Attention, FeedForward
+from uniquery.layers.deformable_attention import DeformableLayer, reference_points
+from uniquery.layers.normalize import Normalize
 from uniquery.layers.padding import GroupNorm, repeat_border, upsample, valid_cells, valid_tokens, without_padding
-from uniquery.layers.pixels import Normalise
 from uniquery.layers.position import sine_positions
 from uniquery.layers.sampling import sample_map, sample_products
-from uniquery.panoptic import PanopticSegments, panoptic_segments
-from uniquery.parallel import mean_over_processes, normaliser
-from uniquery.point_losses import PointSampling, PointTargets, draw_points, point_losses
-from uniquery.postprocess import rle_boxes
+from uniquery.masks.losses import PointSampling, PointTargets, draw_points, point_losses
+from uniquery.masks.panoptic import PanopticSegments, panoptic_segments
+from uniquery.masks.paste import encode_scored_masks, resize_matrices, rle_boxes
+from uniquery.matching import mask_costs, match_all
+from uniquery.parallel import all_reduce_mean, normalizer
 from uniquery.querying.contract import Segmenter
-from uniquery.scored_masks import encode_scored_masks, resize_matrices
-from uniquery.set_matching import mask_costs, match_all
 from uniquery.structures import (
     Assignment,
     Images,
@@ -41,9 +40,9 @@ from uniquery.structures import (
     PixelMap,
     Queries,
     Targets,
+    at_least_float32,
     index_in_batch,
     rows_by_image,
-    wide,
 )
 
 STRIDE = 4
@@ -114,7 +113,7 @@ class Mask2FormerAssignment(Assignment):
 
 
 class Mask2Former(Segmenter[Mask2FormerOutputs, Mask2FormerAssignment, Queries]):
-    """Deformable attention makes tokens and pixel embeddings; learnt queries read the tokens where their masks are."""
+    """Deformable attention makes tokens and pixel embeddings; learned queries read the tokens where their masks are."""
 
     dot_product_scale = 1.0
     class_weights: Tensor
@@ -124,7 +123,7 @@ class Mask2Former(Segmenter[Mask2FormerOutputs, Mask2FormerAssignment, Queries])
         self.config = config = config or Mask2FormerConfig()
         self.num_classes = num_classes
         self.sampling = PointSampling(config.points, config.oversample, config.importance)
-        self.normalise = Normalise(backbone.pixels.mean, backbone.pixels.std, backbone.pixels.order)
+        self.normalize = Normalize(backbone.pixels.mean, backbone.pixels.std, backbone.pixels.order)
         self.backbone = backbone
         self.pixel_decoder = PixelDecoder(backbone.channels, config)
         self.decoder = MaskedDecoder(num_classes, config)
@@ -134,7 +133,7 @@ class Mask2Former(Segmenter[Mask2FormerOutputs, Mask2FormerAssignment, Queries])
     def forward(self, images: Images) -> Mask2FormerOutputs:
         height, width = images.pixels.shape[-2:]
         seen = ((height, width),) * len(images) if self.config.attend_padding else images.sizes
-        features = self.backbone(self.normalise(images))  # stride → (B, channels, h, w)
+        features = self.backbone(self.normalize(images))  # stride → (B, channels, h, w)
         levels, embeddings = self.pixel_decoder(features, seen)  # 3 × (B, D, h, w), (B, D, h, w)
         logits, queries = self.decoder(levels, embeddings, seen)  # (L, B, N, C + 1), (L, B, N, D)
         return Mask2FormerOutputs(PixelMap(embeddings, STRIDE), logits=logits, embeddings=queries, sizes=images.sizes)
@@ -172,7 +171,7 @@ class Mask2Former(Segmenter[Mask2FormerOutputs, Mask2FormerAssignment, Queries])
             costs = []
             for logits, queries in zip(outputs.logits[:, i], outputs.embeddings[:, i], strict=True):
                 cross_entropy, dice = mask_costs(queries.to(pixels.dtype) @ pixels.T, wanted.values, wanted.known)
-                of_class = -wide(logits).softmax(dim=1)[:, labels]
+                of_class = -at_least_float32(logits).softmax(dim=1)[:, labels]
                 costs.append(
                     self.config.class_weight * of_class
                     + self.config.mask_weight * cross_entropy
@@ -210,7 +209,7 @@ class Mask2Former(Segmenter[Mask2FormerOutputs, Mask2FormerAssignment, Queries])
                 wanted = PointTargets.sampled(target, points)
                 sampled = sample_map(logits[rows], points).T  # (R, P)
                 total = total + self._weigh(point_losses(sampled, queries.target[rows], wanted, self.sampling)).sum()
-        return total / normaliser(total.new_tensor(len(queries)))
+        return total / normalizer(total.new_tensor(len(queries)))
 
     def _weigh(self, terms: Tensor) -> Tensor:
         """(2, ...) cross-entropy and dice, each with its weight."""
@@ -233,7 +232,7 @@ class Mask2Former(Segmenter[Mask2FormerOutputs, Mask2FormerAssignment, Queries])
         self, outputs: Mask2FormerOutputs, targets: Sequence[Targets], assignment: Mask2FormerAssignment
     ) -> Tensor:
         """(L,): cross-entropy over classes and no object."""
-        logits = wide(outputs.logits)
+        logits = at_least_float32(outputs.logits)
         owned = index_in_batch(targets, assignment.image[:, None], assignment.layer_target)
         labels = torch.cat([t.labels for t in targets])[owned]
         wanted = torch.full(logits.shape[:3], self.num_classes, device=logits.device)  # (L, B, N)
@@ -241,13 +240,13 @@ class Mask2Former(Segmenter[Mask2FormerOutputs, Mask2FormerAssignment, Queries])
         wanted[layer, assignment.image[:, None], assignment.layer_query] = labels
         weights = self.class_weights[wanted]
         losses = F.cross_entropy(logits.flatten(0, 2), wanted.flatten(), reduction="none").view_as(weights)
-        return (losses * weights).sum((1, 2)) / mean_over_processes(weights.sum((1, 2)))
+        return (losses * weights).sum((1, 2)) / all_reduce_mean(weights.sum((1, 2)))
 
     def _mask_losses(
         self, outputs: Mask2FormerOutputs, targets: Sequence[Targets], assignment: Mask2FormerAssignment
     ) -> Tensor:
         """(2, L): cross-entropy and dice of the masks at sampled points, summed over matched queries, per instance."""
-        count = normaliser(wide(outputs.logits).new_tensor(sum(len(t) for t in targets)))
+        count = normalizer(at_least_float32(outputs.logits).new_tensor(sum(len(t) for t in targets)))
         if not len(assignment):  # every parameter takes part, whatever the batch
             return (outputs.pixels.embeddings.sum() + outputs.embeddings.sum()).mul(0).expand(2, len(outputs.logits))
         layer = torch.arange(len(outputs.logits), device=assignment.image.device)[:, None]
@@ -274,7 +273,7 @@ class Mask2Former(Segmenter[Mask2FormerOutputs, Mask2FormerAssignment, Queries])
 
     def _predict_one(self, outputs: Mask2FormerOutputs, i: int, size: tuple[int, int], level: float) -> Instances:
         """The best pairs of query and class; a score is that of the class times the mask's mean probability."""
-        scores = wide(outputs.logits[-1, i]).softmax(dim=1)[:, :-1]  # (N, C)
+        scores = at_least_float32(outputs.logits[-1, i]).softmax(dim=1)[:, :-1]  # (N, C)
         best, pairs = scores.flatten().topk(min(self.config.max_detections, scores.numel()))
         query, labels = pairs // scores.shape[1], pairs % scores.shape[1]
         kept, mask = query.unique(return_inverse=True)  # a query may be taken for several classes
@@ -292,7 +291,7 @@ class Mask2Former(Segmenter[Mask2FormerOutputs, Mask2FormerAssignment, Queries])
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """(n, h, w) mask logits of some queries where the image is, and the matrices that resize them."""
         valid = outputs.sizes[i]
-        pixels = wide(outputs.pixels.embeddings[i])
+        pixels = at_least_float32(outputs.pixels.embeddings[i])
         if not self.config.attend_padding:
             pixels = pixels[:, : -(-valid[0] // STRIDE), : -(-valid[1] // STRIDE)]
         logits = (outputs.embeddings[-1, i, query].to(pixels.dtype) @ pixels.flatten(1)).unflatten(1, pixels.shape[1:])
@@ -305,7 +304,7 @@ class Mask2Former(Segmenter[Mask2FormerOutputs, Mask2FormerAssignment, Queries])
         """Segments of things and stuff of each image, at the given (height, width); `is_thing` speaks of each class."""
         results = []
         for i, size in enumerate(sizes):
-            scores, labels = wide(outputs.logits[-1, i]).softmax(dim=1).max(1)
+            scores, labels = at_least_float32(outputs.logits[-1, i]).softmax(dim=1).max(1)
             kept = ((labels < self.num_classes) & (scores > self.config.object_threshold)).nonzero().flatten()
             logits, matrices = self._masks(outputs, i, kept, size)
             results.append(
@@ -355,7 +354,7 @@ class PixelDecoder(nn.Module):
         positions = torch.cat(
             [_positions(x, s, sizes) + e for s, x, e in zip(LEVELS, maps, self.level_embedding, strict=True)], dim=1
         )
-        places = token_places(shapes, tokens.device, wide(tokens).dtype)
+        places = reference_points(shapes, tokens.device, at_least_float32(tokens).dtype)
         inside = valid_tokens([valid[stride] for stride in LEVELS], maps)
         for layer in self.layers:
             tokens = layer(tokens, positions, places, shapes, inside)
@@ -370,7 +369,7 @@ class PixelDecoder(nn.Module):
 
 
 class MaskedDecoder(nn.Module):
-    """Learnt queries read the tokens where their last mask is, then each other."""
+    """Learned queries read the tokens where their last mask is, then each other."""
 
     def __init__(self, num_classes: int, config: Mask2FormerConfig) -> None:
         super().__init__()
@@ -378,12 +377,12 @@ class MaskedDecoder(nn.Module):
         self.query_features = nn.Parameter(torch.randn(config.queries, d))
         self.query_positions = nn.Parameter(torch.randn(config.queries, d))
         self.level_embedding = nn.Parameter(torch.randn(len(LEVELS), d))
-        self.cross = nn.ModuleList(Attention(d, config.heads) for _ in range(config.decoder_layers))
-        self.among = nn.ModuleList(Attention(d, config.heads) for _ in range(config.decoder_layers))
+        self.cross_attention = nn.ModuleList(Attention(d, config.heads) for _ in range(config.decoder_layers))
+        self.self_attention = nn.ModuleList(Attention(d, config.heads) for _ in range(config.decoder_layers))
         self.feed_forward = nn.ModuleList(FeedForward(d, config.decoder_width) for _ in range(config.decoder_layers))
         self.norm = nn.LayerNorm(d)
         self.classes = nn.Linear(d, num_classes + 1)
-        self.masks = Perceptron(d, 3)
+        self.masks = MLP(d, 3)
 
     def forward(
         self, levels: Sequence[Tensor], embeddings: Tensor, sizes: Sequence[tuple[int, int]]
@@ -400,25 +399,27 @@ class MaskedDecoder(nn.Module):
         queries = self.query_features.expand(len(embeddings), -1, -1)  # (B, N, D)
         seen = [self.norm(queries)]
         masks = [self.masks(seen[0])]
-        for i, (cross, among, feed_forward) in enumerate(zip(self.cross, self.among, self.feed_forward, strict=True)):
+        for i, (cross_attention, self_attention, feed_forward) in enumerate(
+            zip(self.cross_attention, self.self_attention, self.feed_forward, strict=True)
+        ):
             k = i % len(LEVELS)
-            attend = where_to_look(masks[-1].detach() @ small[k], inside[k])
-            queries = cross(queries, self.query_positions, keys[k], values[k], attend)
-            queries = among(queries, self.query_positions, queries + self.query_positions, queries)
+            attend = attention_mask(masks[-1].detach() @ small[k], inside[k])
+            queries = cross_attention(queries, self.query_positions, keys[k], values[k], attend)
+            queries = self_attention(queries, self.query_positions, queries + self.query_positions, queries)
             queries = feed_forward(queries)
             seen.append(self.norm(queries))
             masks.append(self.masks(seen[-1]))
         return self.classes(torch.stack(seen)), torch.stack(masks)
 
 
-def where_to_look(logits: Tensor, valid: Tensor | None) -> Tensor:
+def attention_mask(logits: Tensor, valid: Tensor | None) -> Tensor:
     """(B, N, S) bool: where the mask of a query is, or everywhere if it is nowhere; never at padding.
 
     Args:
         logits: (B, N, S) of the masks.
         valid: (B, S) bool, false for padding; None if all is valid.
 
-    >>> where_to_look(torch.tensor([[[1.0, -1.0], [-1.0, -1.0]]]), None).tolist()
+    >>> attention_mask(torch.tensor([[[1.0, -1.0], [-1.0, -1.0]]]), None).tolist()
     [[[True, False], [True, True]]]
     """
     attend = logits >= 0

@@ -19,12 +19,14 @@ from torch import Tensor, nn
 
 from uniquery.backbones import Backbone
 from uniquery.layers.fpn import FPN
+from uniquery.layers.normalize import Normalize
 from uniquery.layers.padding import GroupNorm
-from uniquery.layers.pixels import Normalise
-from uniquery.layers.shared_conv import SharedConv3x3
-from uniquery.mask_losses import dice, sigmoid_focal
-from uniquery.parallel import mean_over_processes, normaliser, process_count
-from uniquery.postprocess import encode_masks, matrix_nms, resize_matrix, rle_boxes
+from uniquery.layers.winograd import SharedConv3x3
+from uniquery.masks.geometry import mask_centroids
+from uniquery.masks.losses import dice, sigmoid_focal
+from uniquery.masks.paste import encode_masks, resize_matrix, rle_boxes
+from uniquery.masks.suppression import matrix_nms
+from uniquery.parallel import all_reduce_mean, get_world_size, normalizer
 from uniquery.querying.contract import Segmenter
 from uniquery.structures import (
     Assignment,
@@ -34,9 +36,8 @@ from uniquery.structures import (
     PixelMap,
     Queries,
     Targets,
+    at_least_float32,
     index_in_batch,
-    mask_centroids,
-    wide,
 )
 
 STRIDE = 4  # of the pixel embeddings
@@ -63,7 +64,7 @@ class SOLOv2Config(BaseModel):
         ((1, 96), (48, 192), (96, 384), (192, 768), (384, 2048)),
         description="smallest and largest √(box area) in pixels of the instances of each level; they may overlap",
     )
-    centre_fraction: float = Field(0.2, ge=0, le=1, description="share of a box around the centroid whose cells own it")
+    center_fraction: float = Field(0.2, ge=0, le=1, description="share of a box around the centroid whose cells own it")
     max_queries: int = Field(10_000, gt=0, description="positives that decode a mask in a training step")
     score_threshold: float = Field(0.1, ge=0, le=1, description="of the class, before anything else")
     candidates: int = Field(500, gt=0, description="before suppression")
@@ -105,14 +106,14 @@ class SOLOv2Outputs(Outputs):
 
 
 class SOLOv2(Segmenter[SOLOv2Outputs, Assignment, Queries]):
-    """Each cell of a grid classifies the instance centred on it, and writes the kernel that finds its pixels."""
+    """Each cell of a grid classifies the instance centered on it, and writes the kernel that finds its pixels."""
 
     dot_product_scale = 1.0
 
     def __init__(self, backbone: Backbone, num_classes: int, config: SOLOv2Config | None = None) -> None:
         super().__init__()
         self.config = config = config or SOLOv2Config()
-        self.normalise = Normalise(backbone.pixels.mean, backbone.pixels.std, backbone.pixels.order)
+        self.normalize = Normalize(backbone.pixels.mean, backbone.pixels.std, backbone.pixels.order)
         self.backbone = backbone
         self.fpn = FPN(backbone.channels, config.channels)
         self.head = GridHead(
@@ -121,7 +122,7 @@ class SOLOv2(Segmenter[SOLOv2Outputs, Assignment, Queries]):
         self.mask_head = MaskHead(config.channels, config.mask_channels, config.kernel_channels)
 
     def forward(self, images: Images) -> SOLOv2Outputs:
-        p2, p3, p4, p5 = self.fpn(self.backbone(self.normalise(images))).values()  # (B, channels, H/4, W/4) …
+        p2, p3, p4, p5 = self.fpn(self.backbone(self.normalize(images))).values()  # (B, channels, H/4, W/4) …
         embeddings = self.mask_head((p2, p3, p4, p5))  # (B, D, h, w)
         levels = (
             F.interpolate(p2, scale_factor=0.5, mode="bilinear"),
@@ -137,7 +138,7 @@ class SOLOv2(Segmenter[SOLOv2Outputs, Assignment, Queries]):
     def assign(self, outputs: SOLOv2Outputs, targets: Sequence[Targets]) -> Assignment:
         c = self.config
         height, width = (STRIDE * side for side in outputs.pixels.embeddings.shape[-2:])
-        pairs = [assign_cells(t, (height, width), c.grids, c.size_ranges, c.centre_fraction) for t in targets]
+        pairs = [assign_cells(t, (height, width), c.grids, c.size_ranges, c.center_fraction) for t in targets]
         image = [torch.full_like(cells, i) for i, (cells, _) in enumerate(pairs)]
         cells, owned = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         return Assignment(query=cells, image=torch.cat(image), target=owned)
@@ -150,23 +151,23 @@ class SOLOv2(Segmenter[SOLOv2Outputs, Assignment, Queries]):
         return Queries(kernels, assignment.image, assignment.target)
 
     def mask_loss(self, logits: Tensor, queries: Queries, targets: Sequence[Targets]) -> Tensor:
-        probabilities = wide(logits).sigmoid()  # (Q, h, w)
+        probabilities = at_least_float32(logits).sigmoid()  # (Q, h, w)
         masks = torch.cat([quarter_masks(t.masks) for t in targets])[
             index_in_batch(targets, queries.image, queries.target)
         ]
         if any(t.valid is not None for t in targets):
             valid = torch.stack([known_cells(t) for t in targets])[queries.image]  # (Q, h, w)
             probabilities, masks = torch.where(valid, probabilities, 0), masks & valid
-        count = normaliser(probabilities.new_tensor(len(queries)))
+        count = normalizer(probabilities.new_tensor(len(queries)))
         return MASK_WEIGHT * dice(probabilities, masks, eps=2e-3).sum() / count
 
     def losses(self, outputs: SOLOv2Outputs, targets: Sequence[Targets], assignment: Assignment) -> dict[str, Tensor]:
         image, cells, labels = cell_labels(assignment, targets, outputs.logits.shape[1])
         is_class = torch.zeros_like(outputs.logits)
         is_class[image, cells, labels] = 1
-        logits = wide(outputs.logits)
+        logits = at_least_float32(outputs.logits)
         # One more than there are positive cells, counted over all processes: each of them adds its share of that one.
-        positives = mean_over_processes(logits.new_tensor(len(cells))) + 1 / process_count()
+        positives = all_reduce_mean(logits.new_tensor(len(cells))) + 1 / get_world_size()
         queries = self.queries(outputs, assignment)
         return {
             "loss_class": sigmoid_focal(logits, is_class).sum() / positives,
@@ -256,7 +257,7 @@ class GridHead(nn.Module):
 
 
 class Tower(nn.Sequential):
-    """Convolutions with group normalisation and ReLU, the same on maps of several sizes."""
+    """Convolutions with group normalization and ReLU, the same on maps of several sizes."""
 
     def __init__(self, inputs: int, channels: int, convs: int) -> None:
         super().__init__()
@@ -300,7 +301,7 @@ class MaskHead(nn.Module):
 
 
 def _block(inputs: int, outputs: int, kernel_size: int = 3) -> nn.Sequential:
-    """Convolution, group normalisation, ReLU."""
+    """Convolution, group normalization, ReLU."""
     conv = nn.Conv2d(inputs, outputs, kernel_size, padding=kernel_size // 2, bias=False)
     nn.init.normal_(conv.weight, std=0.01)
     return nn.Sequential(conv, GroupNorm(outputs), nn.ReLU(inplace=True))
@@ -329,19 +330,19 @@ def assign_cells(
     extent: tuple[int, int],
     grids: Sequence[int],
     size_ranges: Sequence[tuple[float, float]],
-    centre_fraction: float,
+    center_fraction: float,
 ) -> tuple[Tensor, Tensor]:
     """SOLO's rule: an instance belongs to the cells under the middle of its box, moved to the centroid of its mask.
 
     A level takes part if √(box area) lies in its range, both ends included. Of its cells, those count that touch a
-    box around the centroid, `centre_fraction` as large as the instance's own, but no more than 3 × 3.
+    box around the centroid, `center_fraction` as large as the instance's own, but no more than 3 × 3.
 
     Args:
         targets: the K instances of an image; an empty mask belongs to no cell.
         extent: (height, width) in pixels that each grid spans.
         grids: cells along a side of each of the G levels.
         size_ranges: smallest and largest size of each level.
-        centre_fraction: see above.
+        center_fraction: see above.
 
     Returns:
         (N,) cell, counted over all levels, and (N,) instance of each pair. A cell may own several instances.
@@ -354,10 +355,10 @@ def assign_cells(
 
     cells = _constant(grids, device)
     side = _constant([1 / s for s in grids], device)[:, None]
-    centre, half = mask_centroids(targets.masks), 0.5 * sides * centre_fraction
+    center, half = mask_centroids(targets.masks), 0.5 * sides * center_fraction
     span = _constant(extent[::-1], device)
-    # A centre on the edge of two cells falls to either by rounding: divided as the original does.
-    middle, first, last = (((at / span)[:, None] // side).long() for at in (centre, centre - half, centre + half))
+    # A center on the edge of two cells falls to either by rounding: divided as the original does.
+    middle, first, last = (((at / span)[:, None] // side).long() for at in (center, center - half, center + half))
     near = middle[..., None] + torch.arange(-1, 2, device=device)  # (K, G, 2, 3)
     inside = (near >= first.clamp(min=0)[..., None]) & (near <= torch.minimum(last, cells[:, None] - 1)[..., None])
     owned = is_fit[..., None, None] & inside[:, :, 1, :, None] & inside[:, :, 0, None, :]  # (K, G, 3, 3)

@@ -7,59 +7,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import shutil
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from pydantic import ValidationError
-from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from rich.console import Console
+from torch import Tensor
 
-from uniquery.backbones import BackboneConfig
-from uniquery.backbones.pretrained import read_tensors as read_foreign
-from uniquery.data.coco import Category, CocoData
-from uniquery.errors import CheckpointError
-from uniquery.files import folder_replaced, recover_folder
-from uniquery.querying.contract import Segmenter
-from uniquery.segmenters import SegmenterConfig, build_segmenter, read_segmenter_config
-from uniquery.training.config import TestSizeConfig
-from uniquery.training.sealed import TensorFile, read_tensors, read_values, write_sealed
-from uniquery.weights import our_names
+from uniquery.data.coco import CocoData
+from uniquery.errors import CheckpointError, UserError
+from uniquery.files import folder_replaced, kept_folders, recover_folder
+from uniquery.training.log import MetricsLog
+from uniquery.weights.checksummed import TensorFile, read_tensors, read_values, write_checksummed
+from uniquery.weights.model_file import MODEL_FILE, ModelCard, read_card
 
-FORMAT = "uniquery/1"
-MODEL_FILE, TENSORS_FILE, STATE_FILE = "model.safetensors", "trainer.safetensors", "trainer.json"
+if TYPE_CHECKING:
+    from uniquery.training.run import Run
 
-
-@dataclass(frozen=True)
-class ModelCard:
-    """What a model file says of itself."""
-
-    model: SegmenterConfig
-    backbone: BackboneConfig
-    categories: tuple[Category, ...]
-    test_size: TestSizeConfig
-
-    def to_metadata(self) -> dict[str, str]:
-        """As the header of a safetensors file wants it: text."""
-        return {
-            "format": FORMAT,
-            "model": self.model.model_dump_json(),
-            "backbone": self.backbone.model_dump_json(),
-            "categories": json.dumps([[c.id, c.name] for c in self.categories]),
-            "test_size": self.test_size.model_dump_json(),
-        }
-
-    @classmethod
-    def from_metadata(cls, metadata: Mapping[str, str]) -> ModelCard:
-        """The inverse."""
-        return cls(
-            read_segmenter_config(metadata["model"]),
-            BackboneConfig.model_validate_json(metadata["backbone"]),
-            tuple(Category(int(i), str(name)) for i, name in json.loads(metadata["categories"])),
-            TestSizeConfig.model_validate_json(metadata["test_size"]),
-        )
+TENSORS_FILE, STATE_FILE = "trainer.safetensors", "trainer.json"
+LAST = "last"
 
 
 @dataclass(frozen=True)
@@ -77,23 +46,6 @@ class TrainerState:
     model_is: str
 
 
-@dataclass(frozen=True)
-class LoadReport:
-    """What became of each key when weights were loaded into another model."""
-
-    loaded: tuple[str, ...]
-    kept: tuple[str, ...]
-    ignored: tuple[str, ...]
-
-    def __str__(self) -> str:
-        lines = [f"{len(self.loaded)} tensors loaded"]
-        for title, names in (("re-initialised", self.kept), ("ignored", self.ignored)):
-            if names:
-                shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-                lines.append(f"{len(names)} {title}: {shown}")
-        return "; ".join(lines)
-
-
 def save_checkpoint(
     folder: Path, state: Mapping[str, Tensor], card: ModelCard, trainer: TrainerState | None = None, *, keep: int = 0
 ) -> None:
@@ -107,7 +59,7 @@ def save_checkpoint(
         files[TENSORS_FILE] = TensorFile(trainer.tensors)
         files[STATE_FILE] = json.dumps({**trainer.values, "model_is": trainer.model_is})
     with folder_replaced(folder, keep=keep) as temporary:
-        write_sealed(temporary, files)
+        write_checksummed(temporary, files)
 
 
 def load_trainer_state(folder: Path) -> TrainerState:
@@ -124,92 +76,6 @@ def load_trainer_state(folder: Path) -> TrainerState:
     return TrainerState(tensors, values, model_is)
 
 
-def model_file(path: Path) -> Path:
-    """The model file that a run folder, a checkpoint folder or a file name means; a run means its best model."""
-    if path.is_file():
-        return path
-    for folder in (path, path / "best", path / "last"):
-        recover_folder(folder)
-        if (folder / MODEL_FILE).is_file():
-            return folder / MODEL_FILE
-    raise CheckpointError(f"No checkpoint at {path}: give a run folder, a checkpoint folder or a {MODEL_FILE}.")
-
-
-def read_card(path: Path) -> ModelCard:
-    """What a model file says of itself.
-
-    Raises:
-        CheckpointError: the file is missing, cut off, or not ours.
-    """
-    file = model_file(path)
-    try:
-        with safe_open(file, framework="pt") as content:
-            metadata = content.metadata() or {}
-        if metadata.get("format") != FORMAT:
-            raise CheckpointError(
-                f"{file} is not a checkpoint of this program (its format is {metadata.get('format')!r})."
-            )
-        return ModelCard.from_metadata(metadata)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file} cannot be read, it is damaged or not a safetensors file: {error}.") from None
-    except (ValidationError, KeyError, ValueError):
-        raise CheckpointError(f"{file} was written by another version: its header does not fit this one.") from None
-
-
-def read_model(path: Path) -> tuple[ModelCard, dict[str, Tensor]]:
-    """The card and the weights of a model file.
-
-    Raises:
-        CheckpointError: the file is missing, cut off, or not ours.
-    """
-    return read_card(path), read_tensors(model_file(path))
-
-
-def load_model(path: Path, device: torch.device | str = "cpu") -> tuple[Segmenter[Any, Any, Any], ModelCard]:
-    """A trained segmenter, ready to predict."""
-    card, state = read_model(path)
-    model = build_segmenter(card.model, card.backbone, len(card.categories), pretrained=False)
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"The weights of {path} do not fit its own header: {str(error).splitlines()[-1].strip()}"
-        ) from None
-    return model.to(device).eval(), card
-
-
-def init_from(model: nn.Module, path: Path) -> LoadReport:
-    """Copies every weight that fits by name and shape, from our checkpoints or from those that `our_names` knows.
-
-    Raises:
-        CheckpointError: the file cannot be read, or nothing in it fits.
-    """
-    state = our_names(read_foreign(path)) if _is_foreign(path) else read_model(path)[1]
-    own = model.state_dict()
-    fitting = {name: tensor for name, tensor in state.items() if name in own and own[name].shape == tensor.shape}
-    if not fitting:
-        raise CheckpointError(
-            f"Nothing in {path} fits the model: no tensor has the name and the shape of one of its own."
-        )
-    model.load_state_dict(fitting, strict=False)
-    return LoadReport(
-        loaded=tuple(fitting),
-        kept=tuple(name for name in own if name not in fitting),
-        ignored=tuple(name for name in state if name not in fitting),
-    )
-
-
-def _is_foreign(path: Path) -> bool:
-    """Whether a file is another project's: a pickle, or safetensors without our header."""
-    if path.suffix != ".safetensors" or not path.is_file():
-        return path.suffix in (".pth", ".pt", ".bin", ".pkl")
-    try:
-        with safe_open(path, framework="pt") as content:
-            return not (content.metadata() or {}).get("format", "").startswith("uniquery")
-    except SafetensorError:
-        return False  # damaged: reading it as ours says so
-
-
 def check_classes_unchanged(card: ModelCard, data: CocoData) -> None:
     """Raises if a run's data no longer has the classes that its checkpoint was trained on."""
     before, now = [c.name for c in card.categories], data.classes
@@ -220,12 +86,92 @@ def check_classes_unchanged(card: ModelCard, data: CocoData) -> None:
         )
 
 
-def check_classes(card: ModelCard, classes: Sequence[str], data_name: str) -> None:
-    """Raises unless data and model speak of the same classes."""
-    ours = {c.name for c in card.categories}
-    missing = [name for name in classes if name not in ours]
-    if missing:
-        raise CheckpointError(
-            f"{data_name} has {len(missing)} class{'es' * (len(missing) > 1)} that the model does not know, "
-            f"'{missing[0]}' for one; the model knows {', '.join(sorted(ours)[:8])}{', …' * (len(ours) > 8)}."
-        )
+class Saver:
+    """Writes `last` when it is time, by steps or by the clock, and never the same state twice.
+
+    Args:
+        run: what is saved.
+        folder: of the run.
+        log: whose lines must be on the disk first.
+    """
+
+    def __init__(self, run: Run, folder: Path, log: MetricsLog) -> None:
+        self.run, self.folder, self.log = run, folder, log
+        self._saved = self._now()
+        self._time = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Whether enough steps or minutes have passed."""
+        settings = self.run.config.train
+        minutes = (time.monotonic() - self._time) / 60
+        return self.run.step % settings.save_every == 0 or (settings.save_minutes or float("inf")) <= minutes
+
+    def save(self) -> None:
+        """Writes a checkpoint unless this very state was written or read.
+
+        Raises:
+            UserError: the system refuses; the checkpoint before is intact.
+        """
+        if self._now() == self._saved:
+            return
+        run = self.run
+        is_same_step = run.step == self._saved[0]  # evaluated since: it takes the place of the one before
+        try:
+            self.log.sync()
+            save_checkpoint(
+                self.folder / LAST,
+                run.evaluated_state(),
+                run.card,
+                run.trainer_state(),
+                keep=0 if is_same_step else run.config.train.keep_last - 1,
+            )
+        except UserError as error:
+            before = f"the checkpoint of step {self._saved[0]} is intact" if self._saved[0] else "there is none before"
+            raise UserError(
+                f"{error} Training stopped at step {run.step}; {before}. Make room, then go on with --resume auto."
+            ) from None
+        self._saved, self._time = self._now(), time.monotonic()
+
+    def _now(self) -> tuple[int, int]:
+        return self.run.step, self.run.evaluated
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run has anything to go on from, whole or not."""
+    recover_folder(folder / LAST)
+    return bool(kept_folders(folder / LAST))
+
+
+def load_last(folder: Path, console: Console) -> tuple[ModelCard, TrainerState, Path]:
+    """The newest checkpoint of a run that is whole, and where it lies; says so if it is not the last.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    recover_folder(folder / LAST)
+    places = kept_folders(folder / LAST)
+    if not places:
+        raise CheckpointError(f"Nothing to resume: there is no checkpoint in {folder}.")
+    errors = []
+    for place in places:
+        try:
+            state, card = load_trainer_state(place), read_card(place)
+        except CheckpointError as error:
+            errors.append(str(error))
+            continue
+        if errors:
+            console.print(
+                f"[yellow]warning:[/] {errors[0]} Going on from {place}, which is whole: step {state.values['step']}."
+            )
+        return card, state, place
+    raise CheckpointError(f"No checkpoint of {folder} is whole: {' '.join(errors)}")
+
+
+def set_aside_damaged(folder: Path, whole: Path) -> None:
+    """Moves checkpoints newer than the whole one to `last.damaged`: the next save must not take them for good ones."""
+    damaged = folder / f"{LAST}.damaged"
+    for place in kept_folders(folder / LAST):
+        if place == whole:
+            return
+        shutil.rmtree(damaged, ignore_errors=True)
+        place.rename(damaged)

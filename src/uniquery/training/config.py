@@ -10,11 +10,12 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from uniquery.backbones import BackboneConfig
-from uniquery.data.augment import AnyAugmentation, Flip, ShortSide
+from uniquery.data.augment import AnyAugmentation, Flip, ShortSide, TestSize
 from uniquery.errors import ConfigError, did_you_mean
 from uniquery.segmenters import SEGMENTERS, SegmenterConfig
 from uniquery.segmenters.condinst import CondInstConfig
-from uniquery.training.querying import QueryingConfig, Settings
+from uniquery.settings import Settings
+from uniquery.training.querying import QueryingConfig
 
 Override = str | tuple[str, Any]  # "a.b=c" with a yaml value, or the key and the value themselves
 
@@ -28,15 +29,6 @@ class SplitConfig(Settings):
     images: Path
 
 
-class TestSizeConfig(Settings):
-    """How images are resized for evaluation and prediction."""
-
-    __test__ = False  # not a test class, whatever its name
-
-    short: int = Field(800, gt=0, description="short side, in pixels")
-    longest: int = Field(1333, gt=0, description="limit of the long side")
-
-
 class DataConfig(Settings):
     """Where the data is and how it is fed."""
 
@@ -45,7 +37,7 @@ class DataConfig(Settings):
     classes: tuple[str, ...] | None = Field(None, description="names of the classes to use; all if left out")
     keep_empty: bool = Field(True, description="keep images without instances, as negatives")
     augment: tuple[AnyAugmentation, ...] = (ShortSide(), Flip())
-    test_size: TestSizeConfig = TestSizeConfig()
+    test_size: TestSize = TestSize()
     workers: int = Field(2, ge=0, description="processes that load data")
 
 
@@ -57,7 +49,7 @@ class LayerConfig(Settings):
 
 
 class OptimConfig(Settings):
-    """The optimiser and its parameter groups."""
+    """The optimizer and its parameter groups."""
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = Field(0.01, gt=0)
@@ -69,7 +61,7 @@ class OptimConfig(Settings):
     momentum: float = Field(0.9, ge=0, lt=1)
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(1e-4, ge=0)
-    norm_weight_decay: float | None = Field(None, ge=0, description="of normalisation layers; None: like the rest")
+    norm_weight_decay: float | None = Field(None, ge=0, description="of normalization layers; None: like the rest")
     backbone_lr_factor: float = Field(1.0, ge=0)
     layers: dict[str, LayerConfig] = Field(
         {}, description="exceptions by how a parameter's name, or its name within a module, begins"
@@ -94,9 +86,9 @@ class TrainConfig(Settings):
     """How long, how large, how often."""
 
     epochs: float | None = Field(None, gt=0, description="passes over the data; or give steps")
-    steps: int | None = Field(None, gt=0, description="optimiser steps; or give epochs")
+    steps: int | None = Field(None, gt=0, description="optimizer steps; or give epochs")
     batch_size: int = Field(16, gt=0, description="images of one forward, per process")
-    accumulate: int = Field(1, gt=0, description="forwards of one optimiser step")
+    accumulate: int = Field(1, gt=0, description="forwards of one optimizer step")
     precision: Literal["float32", "bfloat16"] = "float32"
     ema: float | None = Field(
         None, gt=0, lt=1, description="decay of averaged weights, which are then evaluated and saved"

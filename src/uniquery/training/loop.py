@@ -24,27 +24,27 @@ from rich.progress import (
 from uniquery.data.batch import Batch
 from uniquery.data.coco import CocoData
 from uniquery.errors import CheckpointError
-from uniquery.parallel import any_process, process_count, process_rank, take_from_first, wait_for_all
+from uniquery.parallel import any_rank, broadcast_from_first, get_rank, get_world_size, synchronize
 from uniquery.signals import StopRequest, stop_requests
-from uniquery.training.checkpoint import check_classes_unchanged, init_from
-from uniquery.training.config import Config
-from uniquery.training.evaluating import evaluate_run, evaluation_is_due
-from uniquery.training.feeding import (
+from uniquery.training.batches import (
     check_data_unchanged,
     fingerprints,
     load_splits,
     training_batches,
     workers_explained,
 )
-from uniquery.training.folder import Resume, goes_on, introduce, open_folder
-from uniquery.training.guard import StepGuard, astray_line, describe, stop_astray
+from uniquery.training.checkpoint import Saver, check_classes_unchanged, load_last, set_aside_damaged
+from uniquery.training.config import Config
+from uniquery.training.distributed import process_group
 from uniquery.training.log import MetricsLog, PhaseClock, SilentLog
-from uniquery.training.optim import AveragedWeights
+from uniquery.training.optim import EMA
 from uniquery.training.out_of_memory import memory_explained
-from uniquery.training.processes import joined_processes
+from uniquery.training.recovery import StepGuard, describe, non_finite_error, non_finite_line
 from uniquery.training.run import Run, build_run, choose_device, images_per_step, restore
-from uniquery.training.saving import Saver, load_last, set_aside_damaged
+from uniquery.training.run_folder import Resume, open_folder, print_summary, should_resume
 from uniquery.training.step import Gradients, gradients, update
+from uniquery.training.validation import evaluate_run, evaluation_is_due
+from uniquery.weights.model_file import init_from
 
 
 def train(config: Config, *, resume: Resume = False, console: Console | None = None) -> Path:
@@ -62,29 +62,29 @@ def train(config: Config, *, resume: Resume = False, console: Console | None = N
         KeyboardInterrupt: SIGINT came, and the run is saved.
         SystemExit: SIGTERM came, and the run is saved.
     """
-    with joined_processes(choose_device(config.train.device)):
-        return _train(config, resume, Console(quiet=True) if process_rank() else console or Console())
+    with process_group(choose_device(config.train.device)):
+        return _train(config, resume, Console(quiet=True) if get_rank() else console or Console())
 
 
 def _train(config: Config, resume: Resume, console: Console) -> Path:
-    is_resumed = goes_on(config, resume)
+    is_resumed = should_resume(config, resume)
     # None makes the folder before all have looked at it.
-    if any_process(is_resumed, choose_device(config.train.device)) and not is_resumed:
+    if any_rank(is_resumed, choose_device(config.train.device)) and not is_resumed:
         raise CheckpointError(f"Another process finds a checkpoint in {config.folder}: all must see the same folder.")
     torch.manual_seed(config.seed)
     data, val = load_splits(config)
     run = build_run(config, data, pretrained=not is_resumed)
     run.data = fingerprints(data, val)
     if is_resumed:
-        _go_on(run, data, console)
+        _resume(run, data, console)
     elif config.train.init_from:
         console.print(f"init_from {config.train.init_from}: {init_from(run.model, config.train.init_from)}")
-        run.average = AveragedWeights(run.model, config.train.ema) if config.train.ema else None
-    if process_count() > 1:
+        run.average = EMA(run.model, config.train.ema) if config.train.ema else None
+    if get_world_size() > 1:
         _check_same_start(run)
-    if process_rank() == 0:
+    if get_rank() == 0:
         open_folder(config, is_new=not is_resumed)
-        introduce(run, data, val, console)
+        print_summary(run, data, val, console)
     log = _open_log(run)
     try:
         with _progress(console) as progress, stop_requests() as stop:
@@ -96,7 +96,7 @@ def _train(config: Config, resume: Resume, console: Console) -> Path:
 
 def _open_log(run: Run) -> MetricsLog:
     """The first process writes the log."""
-    if process_rank():
+    if get_rank():
         return SilentLog()
     settings = run.config.train
     return MetricsLog(
@@ -111,18 +111,18 @@ def _check_same_start(run: Run) -> None:
         checksum = zlib.crc32(tensor.cpu().numpy().tobytes(), checksum)
     own = torch.tensor([run.step, checksum], device=run.device)
     first = own.clone()
-    take_from_first([first])
+    broadcast_from_first([first])
     if not torch.equal(first, own):
         raise CheckpointError(
-            f"Process {process_rank()} begins after step {run.step}, the first one after step {int(first[0])}, or with "
+            f"Process {get_rank()} begins after step {run.step}, the first one after step {int(first[0])}, or with "
             f"other weights: all processes must see the same {run.config.folder} and train.init_from."
         )
 
 
-def _go_on(run: Run, data: CocoData, console: Console) -> None:
+def _resume(run: Run, data: CocoData, console: Console) -> None:
     card, saved, place = load_last(run.config.folder, console)
-    wait_for_all()  # all have read before anything moves
-    if process_rank() == 0:
+    synchronize()  # all have read before anything moves
+    if get_rank() == 0:
         set_aside_damaged(run.config.folder, place)
     check_classes_unchanged(card, data)
     check_data_unchanged(saved.values.get("data"), run.data)
@@ -160,7 +160,7 @@ def _fit(work: Work) -> None:
     with workers_explained(), closing(training_batches(work.run, work.data)) as batches:
         _take_steps(work, batches)
     if work.stop:
-        _obey(work)
+        _exit_with_signal(work)
 
 
 def _take_steps(work: Work, batches: Iterator[Batch]) -> None:
@@ -169,11 +169,11 @@ def _take_steps(work: Work, batches: Iterator[Batch]) -> None:
     task = work.progress.add_task("train", total=run.steps, completed=run.step, note="")
     while True:
         if work.val is not None and evaluation_is_due(run):
-            if process_rank() == 0:
+            if get_rank() == 0:
                 saver.save()  # an evaluation takes long, and may fail
             _evaluate(work, work.val)
         is_over = run.step == run.steps or _is_stopped(work)  # asked once: a signal may come at any moment
-        if process_rank() == 0 and (is_over or saver.is_due()):
+        if get_rank() == 0 and (is_over or saver.is_due()):
             saver.save()
         if is_over:
             return
@@ -182,7 +182,7 @@ def _take_steps(work: Work, batches: Iterator[Batch]) -> None:
 
 def _is_stopped(work: Work) -> bool:
     """Whether a process was asked to stop: all stop after the same step."""
-    is_agreed = any_process(bool(work.stop), work.run.device)
+    is_agreed = any_rank(bool(work.stop), work.run.device)
     if is_agreed:
         work.stop.join()
     return is_agreed  # not work.stop itself: a signal that came since is for the next step, in all of them
@@ -204,7 +204,7 @@ def _step(work: Work, guard: StepGuard, batches: Iterator[Batch], task: TaskID) 
         if run.step % run.config.train.log_every == 0 or run.step == run.steps or is_evaluated:
             _log(work, found, task)
     else:
-        guard.take_back()
+        guard.rollback()
         _leave_out(work, found)
     work.progress.update(task, completed=run.step)
 
@@ -214,10 +214,10 @@ def _leave_out(work: Work, found: Gradients) -> None:
     run = work.run
     suspects = found.suspects()
     if run.skipped >= run.config.train.skip_nonfinite:
-        raise stop_astray(run, work.data, found, suspects, work.folder / _own_name("astray"))
+        raise non_finite_error(run, work.data, found, suspects, work.folder / _own_name("astray"))
     run.skipped += 1
     run.step += 1
-    work.log.write("skipped", run.step, **astray_line(found, suspects))
+    work.log.write("skipped", run.step, **non_finite_line(found, suspects))
     work.console.print(
         f"[yellow]warning:[/] left out {describe(run.step, found, suspects)} "
         f"({run.skipped} of {run.config.train.skip_nonfinite} that train.skip_nonfinite allows)"
@@ -226,7 +226,7 @@ def _leave_out(work: Work, found: Gradients) -> None:
 
 def _own_name(name: str) -> str:
     """A name in the run's folder that no other process uses."""
-    return f"{name}-{process_rank()}" if process_rank() else name
+    return f"{name}-{get_rank()}" if get_rank() else name
 
 
 def _log(work: Work, found: Gradients, task: TaskID) -> None:
@@ -260,7 +260,7 @@ def _evaluate(work: Work, val: CocoData) -> None:
 
     def progress(done: int, _: int) -> None:
         work.progress.update(task, completed=done)
-        if work.stop and process_count() == 1:  # others would wait for this one's part
+        if work.stop and get_world_size() == 1:  # others would wait for this one's part
             raise _CutShortError
 
     work.clock.phase = "eval"
@@ -273,7 +273,7 @@ def _evaluate(work: Work, val: CocoData) -> None:
         work.progress.remove_task(task)
 
 
-def _obey(work: Work) -> None:
+def _exit_with_signal(work: Work) -> None:
     """Ends as asked, and says so."""
     name = "Ctrl-C" if work.stop.signal == signal.SIGINT else "SIGTERM"
     run = work.run

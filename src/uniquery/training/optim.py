@@ -1,4 +1,4 @@
-"""Optimisers with parameter groups, learning-rate schedules, and averaged weights."""
+"""Optimizers with parameter groups, learning-rate schedules, and averaged weights."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def lr_factor(config: ScheduleConfig, step: int, steps: int) -> float:
     return decay
 
 
-class AveragedWeights:
+class EMA:
     """An exponential moving average of a model's state; short runs average over fewer steps at first."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:

@@ -19,7 +19,7 @@ _WORDS = {
     "assign": "assigning queries to instances",
     "loss": "the losses",
     "backward": "the backward pass",
-    "step": "the optimiser's update",
+    "step": "the optimizer's update",
     "eval": "the evaluation",
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from uniquery.querying import (
     Equivariance,
@@ -18,14 +18,9 @@ from uniquery.querying import (
     sparse,
 )
 from uniquery.querying.sampling import Sampler
+from uniquery.settings import Settings
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
-
-
-class Settings(BaseModel):
-    """What every group of settings is: closed to unknown keys, and fixed once read."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class SamplingConfig(Settings):

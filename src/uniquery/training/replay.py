@@ -18,15 +18,15 @@ from torch import Tensor
 from uniquery.data.batch import Batch
 from uniquery.errors import CheckpointError
 from uniquery.files import folder_replaced, recover_folder
-from uniquery.parallel import process_rank
+from uniquery.parallel import get_rank
 from uniquery.querying import UniqueQuerying
 from uniquery.structures import Images, Targets
-from uniquery.training.checkpoint import MODEL_FILE, load_model
 from uniquery.training.config import Config, parse_config, read_yaml, to_yaml
 from uniquery.training.log import PhaseClock
 from uniquery.training.run import Run, part
-from uniquery.training.sealed import TensorFile, read_tensors, read_values, write_sealed
 from uniquery.training.step import Gradients, forward_and_backward, gradient_norm, seed_step
+from uniquery.weights.checksummed import TensorFile, read_tensors, read_values, write_checksummed
+from uniquery.weights.model_file import MODEL_FILE, load_model
 
 BATCH_FILE, STATE_FILE, STEP_FILE, CONFIG_FILE = "batch.safetensors", "state.safetensors", "step.json", "config.yaml"
 _FIELDS = ("labels", "boxes", "masks", "valid", "things")
@@ -73,7 +73,7 @@ def keep_step(folder: Path, run: Run, batches: Sequence[Batch], found: Gradients
     state = {f"algorithm/{name}": tensor for name, tensor in run.objective.algorithm_state().items()}
     values = {
         "step": run.step + 1,
-        "process": process_rank(),
+        "process": get_rank(),
         "losses": {name: as_number(loss.item()) for name, loss in found.losses.items()},
         "gradient_norm": as_number(found.norm.item()),
         "forwards": [_batch_values(batch) for batch in batches],
@@ -83,7 +83,7 @@ def keep_step(folder: Path, run: Run, batches: Sequence[Batch], found: Gradients
         "again": python_line(folder),
     }
     with folder_replaced(folder) as temporary:
-        write_sealed(
+        write_checksummed(
             temporary,
             {
                 MODEL_FILE: TensorFile(run.model.state_dict(), run.card.to_metadata()),

@@ -13,14 +13,15 @@ from torch.optim import Optimizer
 
 from uniquery.data.coco import CocoData
 from uniquery.errors import CheckpointError, ConfigError
-from uniquery.parallel import process_count
+from uniquery.parallel import get_world_size
 from uniquery.querying import UniqueQuerying
 from uniquery.querying.contract import Segmenter
 from uniquery.segmenters import build_segmenter
-from uniquery.training.checkpoint import ModelCard, TrainerState
+from uniquery.training.checkpoint import TrainerState
 from uniquery.training.config import Config
-from uniquery.training.optim import AveragedWeights, build_optimizer
-from uniquery.training.processes import averaging, local_rank
+from uniquery.training.distributed import local_rank, wrap_ddp
+from uniquery.training.optim import EMA, build_optimizer
+from uniquery.weights.model_file import ModelCard
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Run:
     objective: UniqueQuerying
     parallel: nn.Module
     optimizer: Optimizer
-    average: AveragedWeights | None
+    average: EMA | None
     steps: int
     device: torch.device
     step: int = 0
@@ -66,6 +67,27 @@ class Run:
     def evaluated_state(self) -> dict[str, Tensor]:
         """The weights that are evaluated and saved as the model."""
         return self.average.state_dict() if self.average else self.model.state_dict()
+
+    def trainer_state(self) -> TrainerState:
+        """Everything that a resumed run needs, but for the weights that the model file holds."""
+        tensors: dict[str, Tensor] = {}
+        for index, slots in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer/{index}/{slot}": v for slot, v in slots.items() if isinstance(v, Tensor)}
+        tensors |= {f"algorithm/{name}": tensor for name, tensor in self.objective.algorithm_state().items()}
+        tensors |= {f"sums/{name}": tensor for name, tensor in self.sums.items()}
+        values: dict[str, Any] = {
+            "step": self.step,
+            "evaluated": self.evaluated,
+            "best": None if math.isinf(self.best) else self.best,
+            "skipped": self.skipped,
+            "summed": self.summed,
+            "data": self.data,
+            "images_per_step": images_per_step(self.config),
+        }
+        if self.average:
+            tensors |= {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
+            values["average_steps"] = self.average.steps
+        return TrainerState(tensors, values, model_is="average/" if self.average else "model/")
 
 
 def choose_device(name: str) -> torch.device:
@@ -88,36 +110,14 @@ def build_run(config: Config, data: CocoData, *, pretrained: bool = True) -> Run
     images = images_per_step(config)
     steps = settings.steps or max(1, round((settings.epochs or 0) * len(data) / images))
     optimizer = build_optimizer(model, config.optim, images)
-    average = AveragedWeights(model, settings.ema) if settings.ema else None
+    average = EMA(model, settings.ema) if settings.ema else None
     objective = config.querying.build(model, config.seed)
-    return Run(config, card, model, objective, averaging(objective), optimizer, average, steps, device)
+    return Run(config, card, model, objective, wrap_ddp(objective), optimizer, average, steps, device)
 
 
 def images_per_step(config: Config) -> int:
-    """How many images are forwarded in one optimiser step, over all processes."""
-    return config.train.batch_size * config.train.accumulate * process_count()
-
-
-def trainer_state(run: Run) -> TrainerState:
-    """Everything that a resumed run needs, but for the weights that the model file holds."""
-    tensors: dict[str, Tensor] = {}
-    for index, slots in run.optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer/{index}/{slot}": v for slot, v in slots.items() if isinstance(v, Tensor)}
-    tensors |= {f"algorithm/{name}": tensor for name, tensor in run.objective.algorithm_state().items()}
-    tensors |= {f"sums/{name}": tensor for name, tensor in run.sums.items()}
-    values: dict[str, Any] = {
-        "step": run.step,
-        "evaluated": run.evaluated,
-        "best": None if math.isinf(run.best) else run.best,
-        "skipped": run.skipped,
-        "summed": run.summed,
-        "data": run.data,
-        "images_per_step": images_per_step(run.config),
-    }
-    if run.average:
-        tensors |= {f"model/{name}": tensor for name, tensor in run.model.state_dict().items()}
-        values["average_steps"] = run.average.steps
-    return TrainerState(tensors, values, model_is="average/" if run.average else "model/")
+    """How many images are forwarded in one optimizer step, over all processes."""
+    return config.train.batch_size * config.train.accumulate * get_world_size()
 
 
 def restore(run: Run, saved: TrainerState) -> None:

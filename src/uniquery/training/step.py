@@ -1,4 +1,4 @@
-"""One optimiser step: gradients over its forwards, then the update."""
+"""One optimizer step: gradients over its forwards, then the update."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from uniquery.data.batch import Batch
-from uniquery.parallel import gather_rows, mean_over_processes, process_rank
-from uniquery.querying.random import keyed_seed
+from uniquery.parallel import all_reduce_mean, gather_rows, get_rank
+from uniquery.querying.keyed_random import keyed_seed
 from uniquery.training.config import Config
+from uniquery.training.distributed import no_sync
 from uniquery.training.log import PhaseClock
 from uniquery.training.optim import lr_factor, set_learning_rate
 from uniquery.training.out_of_memory import memory_explained
-from uniquery.training.processes import unaveraged
 from uniquery.training.run import Run
 
 
@@ -44,8 +44,8 @@ class Gradients:
     def suspects(self) -> list[int]:
         """Ids of the images of all processes whose own loss is not finite; if only a gradient is not, of all."""
         ids = torch.tensor(self.images, device=self.own.device)
-        images, is_astray = gather_rows([ids, (~self.own.isfinite()).expand(len(ids))])
-        return (images[is_astray] if is_astray.any() else images).tolist()
+        images, is_non_finite = gather_rows([ids, (~self.own.isfinite()).expand(len(ids))])
+        return (images[is_non_finite] if is_non_finite.any() else images).tolist()
 
 
 def gradients(run: Run, batches: Iterator[Batch], clock: PhaseClock) -> Gradients:
@@ -54,14 +54,14 @@ def gradients(run: Run, batches: Iterator[Batch], clock: PhaseClock) -> Gradient
     images: list[int] = []
     run.objective.train()
     run.optimizer.zero_grad(set_to_none=True)
-    seed_step(run.config, run.step, process_rank())
+    seed_step(run.config, run.step, get_rank())
     for i in range(run.config.train.accumulate):
         with clock("data"):
             batch = next(batches)
         is_last = i == run.config.train.accumulate - 1
         with (
             memory_explained(run.config, run.step, clock, batch),
-            nullcontext() if is_last else unaveraged(run.parallel),
+            nullcontext() if is_last else no_sync(run.parallel),
         ):
             batch = batch.to(run.device)
             images += [t.image_id for t in batch.targets]
@@ -69,7 +69,7 @@ def gradients(run: Run, batches: Iterator[Batch], clock: PhaseClock) -> Gradient
                 totals[name] = totals.get(name, 0) + loss / run.config.train.accumulate
     with clock("step"):
         own = torch.stack(list(totals.values()))
-        means = dict(zip(totals, mean_over_processes(own), strict=True))
+        means = dict(zip(totals, all_reduce_mean(own), strict=True))
         return Gradients(means, gradient_norm(run.objective), images, own.sum())
 
 

@@ -1,0 +1,1 @@
+"""Masks: run lengths, geometry, losses, resizing, suppression, panoptic segments."""

@@ -1,0 +1,157 @@
+"""Losses between logits and binary targets: pure functions, one value per row unless said otherwise.
+
+The second half compares masks on sampled points instead of all pixels (PointRend, Kirillov et al., CVPR 2020), as
+Mask2Former does. All masks of an image share their candidate points, so their ground truth is sampled once for all
+decoder layers; which candidates count is each prediction's own choice, the most uncertain ones.
+
+Letters: Q queries, R predictions, K instances, P candidate points, n chosen points.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from uniquery.layers.sampling import is_known, sample_masks
+from uniquery.structures import Targets
+
+
+def dice(probabilities: Tensor, targets: Tensor, eps: float = 1e-5) -> Tensor:
+    r"""The dice loss of V-Net: :math:`1 - 2 \sum p t \, / \, (\sum p^2 + \sum t^2 + \epsilon)`.
+
+    Args:
+        probabilities: (Q, ...) in 0..1.
+        targets: (Q, ...) in 0..1.
+        eps: keeps an empty pair finite.
+
+    Returns:
+        (Q,) in 0..1.
+
+    >>> dice(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0]])).round(decimals=4)
+    tensor([0.])
+    """
+    p, t = probabilities.flatten(1), targets.flatten(1).to(probabilities.dtype)
+    return 1 - 2 * (p * t).sum(1) / (p.square().sum(1) + t.square().sum(1) + eps)
+
+
+def sigmoid_focal(logits: Tensor, targets: Tensor, alpha: float = 0.25, gamma: float = 2.0) -> Tensor:
+    r"""Focal loss on sigmoids, :math:`-\alpha_t (1 - p_t)^\gamma \log p_t`, elementwise.
+
+    α weighs positives, 1 − α negatives.
+
+    Args:
+        logits: any shape.
+        targets: the same shape, in 0..1.
+        alpha: weight of positives.
+        gamma: how strongly easy elements are discounted.
+
+    Returns:
+        the shape of the logits.
+    """
+    targets = targets.to(logits.dtype)
+    p = logits.sigmoid()
+    missed = p + targets - 2 * p * targets  # 1 − p_t
+    weight = alpha * targets + (1 - alpha) * (1 - targets)
+    return weight * missed**gamma * F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+
+
+@dataclass(frozen=True)
+class PointSampling:
+    """How many points, and which.
+
+    Attributes:
+        points: that a mask is compared on.
+        oversample: candidates for each point.
+        importance: share of the points that are the most uncertain candidates; the rest are drawn at random.
+    """
+
+    points: int
+    oversample: float
+    importance: float
+
+    @property
+    def uncertain(self) -> int:
+        """How many points are chosen for their uncertainty."""
+        return int(self.importance * self.points)
+
+    @property
+    def competing(self) -> int:
+        """How many candidates compete for them."""
+        return max(int(self.points * self.oversample), self.uncertain)
+
+    @property
+    def candidates(self) -> int:
+        """All candidates: those that compete, then those that count in any case."""
+        return self.competing + self.points - self.uncertain
+
+
+@dataclass(frozen=True)
+class PointTargets:
+    """Ground truth of one image at its candidate points.
+
+    Attributes:
+        values: (K, P) in 0..1.
+        known: (P,) bool, where masks are known; None means everywhere.
+    """
+
+    values: Tensor
+    known: Tensor | None
+
+    @classmethod
+    def sampled(cls, targets: Targets, points: Tensor) -> PointTargets:
+        """The targets at (P, 2) points, given as shares of the padded width and height."""
+        known = None if targets.valid is None else is_known(targets.valid, points)
+        return cls(sample_masks(targets.masks, points), known)
+
+
+def draw_points(count: int, extent: tuple[float, float], like: Tensor) -> Tensor:
+    """(count, 2) x, y at random, uniform over the first (height, width) shares of the padded image."""
+    height, width = extent
+    points = torch.rand(count, 2, device=like.device)  # in float32, so that all precisions see the same points
+    points = points.to(torch.promote_types(like.dtype, torch.float32))
+    return torch.stack([points[:, 0] * width, points[:, 1] * height], dim=1)
+
+
+def point_losses(logits: Tensor, owned: Tensor, targets: PointTargets, sampling: PointSampling) -> Tensor:
+    """(2, R): cross-entropy, the mean over a prediction's points, and dice loss.
+
+    Args:
+        logits: (R, P) at the candidate points.
+        owned: (R,) which instance each prediction owns.
+        targets: the instances at the candidate points.
+        sampling: how many candidates compete, and how many points they compete for.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    competing = sampling.competing
+    index = _most_uncertain(logits.detach()[:, :competing], targets.known, sampling.uncertain)  # (R, uncertain)
+    chosen = torch.cat([logits.gather(1, index), logits[:, competing:]], dim=1)  # (R, n)
+    flat = owned[:, None] * targets.values.shape[1] + index
+    wanted = torch.cat([targets.values.take(flat), targets.values[owned, competing:]], dim=1).to(chosen.dtype)
+    if targets.known is None:
+        return torch.stack([_cross_entropy(chosen, wanted), _dice(chosen.sigmoid(), wanted)])
+    known = torch.cat([targets.known[index], targets.known[competing:].expand(len(index), -1)], dim=1)
+    chosen, wanted, weight = chosen.masked_fill(~known, 0), wanted * known, known.to(chosen.dtype)
+    return torch.stack([_cross_entropy(chosen, wanted, weight), _dice(chosen.sigmoid() * weight, wanted)])
+
+
+def _most_uncertain(logits: Tensor, known: Tensor | None, count: int) -> Tensor:
+    """(R, count): the known candidates with the smallest |logit|; unknown ones only where there are too few."""
+    certainty = logits.abs()
+    if known is not None:
+        certainty.masked_fill_(~known[: certainty.shape[1]], torch.inf)
+    return certainty.topk(count, dim=1, largest=False, sorted=False).indices
+
+
+def _cross_entropy(logits: Tensor, wanted: Tensor, weight: Tensor | None = None) -> Tensor:
+    """(R,): binary cross-entropy, the weighted mean over points."""
+    loss = F.binary_cross_entropy_with_logits(logits, wanted, weight, reduction="none")
+    return loss.mean(1) if weight is None else loss.sum(1) / weight.sum(1).clamp(min=1)
+
+
+def _dice(probabilities: Tensor, wanted: Tensor) -> Tensor:
+    """(R,): 1 − (2 Σ p t + 1) / (Σ p + Σ t + 1)."""
+    overlap = (probabilities * wanted).sum(1)
+    return 1 - (2 * overlap + 1) / (probabilities.sum(1) + wanted.sum(1) + 1)

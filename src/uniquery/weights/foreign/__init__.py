@@ -1,0 +1,30 @@
+"""Foreign checkpoints, in our names."""
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from uniquery.weights.foreign.adelaidet import condinst_names, is_condinst, is_solov2, solov2_names
+from uniquery.weights.foreign.mask2former import (
+    hf_mask2former_names,
+    is_hf_mask2former,
+    is_mask2former,
+    mask2former_names,
+)
+
+StateDict = Mapping[str, Tensor]
+
+_FAMILIES: tuple[tuple[Callable[[StateDict], bool], Callable[[StateDict], dict[str, Tensor]]], ...] = (
+    (is_condinst, condinst_names),
+    (is_solov2, solov2_names),
+    (is_mask2former, mask2former_names),
+    (is_hf_mask2former, hf_mask2former_names),
+)
+
+
+def our_names(foreign: StateDict) -> dict[str, Tensor]:
+    """A state dict of another project under our names, as it is where we do not know its names."""
+    for recognizes, rename in _FAMILIES:
+        if recognizes(foreign):
+            return rename(foreign)
+    return dict(foreign)

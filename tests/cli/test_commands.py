@@ -1,0 +1,371 @@
+"""The command line as a user meets it: what works, and one clear sentence for what does not."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from helpers.small_runs import small_config
+from uniquery.cli import build_parser, demo, main
+from uniquery.data.scenes import ScenesConfig
+from uniquery.masks import rle
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, scenes):
+    """A folder with a configuration and its finished run."""
+    folder = tmp_path_factory.mktemp("trained")
+    config = small_config(folder, scenes)
+    assert main(["train", str(config)]) == 0
+    return folder
+
+
+def fails(capsys, *arguments) -> str:
+    """Runs a command that must fail with exit code 2, one sentence and no traceback."""
+    capsys.readouterr()
+    assert main([str(a) for a in arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert "Traceback" not in error
+    return error
+
+
+def test_every_command_has_help_with_an_example(capsys):
+    names = ["demo", "train", "eval", "predict", "diagnose", "report", "config show", "config list", "data make-scenes"]
+    for name in [*names, "data check", "data preview"]:
+        with pytest.raises(SystemExit) as stop:
+            build_parser().parse_args([*name.split(), "--help"])
+        assert stop.value.code == 0
+        assert f"example:\n  uniquery {name}" in capsys.readouterr().out
+
+
+def test_a_run_leaves_everything_behind(trained):
+    run = trained / "runs" / "small"
+    for name in ("config.yaml", "environment.json", "metrics.jsonl", "predictions.json", "report.html"):
+        assert (run / name).stat().st_size > 0, name
+    for checkpoint in ("best", "last"):
+        assert (run / checkpoint / "model.safetensors").is_file()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    training = [line for line in lines if line["kind"] == "train"]
+    assert [line["step"] for line in training] == [1, 2, 3, 4]
+    assert set(training[0]["losses"]) == {"loss_class", "loss_box", "loss_centerness", "loss_mask"}
+    assert all(training[0]["seconds"][phase] > 0 for phase in ("data", "forward", "assign", "loss", "backward", "step"))
+    assert [line["step"] for line in lines if line["kind"] == "eval"] == [2, 4]
+
+
+def test_eval_of_a_run_on_its_own_data_and_its_json(trained, tmp_path, capsys):
+    run = trained / "runs" / "small"
+    assert (
+        main(
+            ["eval", str(run), "--json", str(tmp_path / "m.json"), "--save", str(tmp_path / "r.json"), "--workers", "0"]
+        )
+        == 0
+    )
+    assert "AP50" in capsys.readouterr().out
+    metrics = json.loads((tmp_path / "m.json").read_text())
+    assert set(metrics) == {"segm", "bbox"}
+    assert isinstance(json.loads((tmp_path / "r.json").read_text()), list)
+
+
+def test_eval_sweeps_thresholds(trained, capsys):
+    assert main(["eval", str(trained / "runs" / "small"), "--sweep-threshold", "--workers", "0"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"{t}" in out for t in (0.2, 0.5, 0.7))
+
+
+def test_diagnose(trained, tmp_path, capsys):
+    run = str(trained / "runs" / "small")
+    assert main(["diagnose", run, "--json", str(tmp_path / "d.json"), "--picture", str(tmp_path / "d.png")]) == 0
+    out = capsys.readouterr().out
+    assert "instances of other images" in out
+    assert "mask threshold" in out
+    figures = json.loads((tmp_path / "d.json").read_text())
+    assert 0 <= figures["cross_scene"]["mean"] <= figures["cross_scene"]["p99"] <= 1
+    assert set(figures["equivariance"]) == {"flip", "crop", "rotate 30°", "scale 0.7"}
+    assert Image.open(tmp_path / "d.png").size[0] > 150
+
+
+def test_eval_of_results_from_anywhere(scenes, tmp_path, capsys):
+    truth = json.loads(scenes.annotations("val").read_text())
+    results = [
+        {"image_id": a["image_id"], "category_id": a["category_id"], "segmentation": a["segmentation"], "score": 0.9}
+        for a in truth["annotations"]
+    ]
+    (tmp_path / "r.json").write_text(json.dumps(results))
+    assert main(["eval", "--results", str(tmp_path / "r.json"), "--annotations", str(scenes.annotations("val"))]) == 0
+    assert "100.0" in capsys.readouterr().out
+
+
+def test_predict_keeps_resolution_and_writes_all_formats(trained, tmp_path, capsys):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (70, 101, 3), dtype=np.uint8)).save(folder / "a.png")
+    Image.fromarray(np.zeros((33, 200), dtype=np.uint8)).save(folder / "b.jpg")
+    out = tmp_path / "out"
+    run = str(trained / "runs" / "small")
+    assert main(["predict", run, str(folder / "a.png"), str(folder / "*.jpg"), "-o", str(out), "--score", "0"]) == 0
+    assert Image.open(out / "a.overlay.png").size == (101, 70)
+    assert Image.open(out / "b.labels.png").size == (200, 33)
+    images = json.loads((out / "images.json").read_text())["images"]
+    assert [(i["width"], i["height"]) for i in images] == [(101, 70), (200, 33)]
+    for result in json.loads((out / "results.json").read_text()):
+        size = next((i["height"], i["width"]) for i in images if i["id"] == result["image_id"])
+        assert rle.decode(result["segmentation"]).shape == size
+
+
+def test_report_compares_two_runs(trained, tmp_path):
+    run = str(trained / "runs" / "small")
+    assert main(["report", run, run, "-o", str(tmp_path / "both.html")]) == 0
+    assert "<svg" in (tmp_path / "both.html").read_text()
+
+
+def test_config_show_and_list(capsys):
+    assert main(["config", "list"]) == 0
+    assert "demo" in capsys.readouterr().out
+    assert main(["config", "show", "demo", "--set", "train.steps=7", "--set", "data.augment.0.p=1"]) == 0
+    assert "steps: 7" in capsys.readouterr().out
+
+
+def test_data_commands(scenes, tmp_path, capsys):
+    sound = [str(scenes.annotations("train")), str(scenes.images("train"))]
+    assert main(["data", "check", *sound]) == 0
+    assert "The data is sound" in capsys.readouterr().out
+    assert main(["data", "preview", "demo", "--train", *sound, "-o", str(tmp_path / "p.png")]) == 0
+    assert Image.open(tmp_path / "p.png").size[0] > 300
+    assert main(["data", "make-scenes", str(tmp_path / "s"), "--set", "train_images=2", "--set", "val_images=1"]) == 0
+    assert (tmp_path / "s" / "annotations" / "train.json").is_file()
+    broken = json.loads(scenes.annotations("train").read_text())
+    broken["annotations"][0]["category_id"] = 99
+    (tmp_path / "broken.json").write_text(json.dumps(broken))
+    assert main(["data", "check", str(tmp_path / "broken.json"), sound[1]]) == 1
+    assert "category 99" in capsys.readouterr().out
+
+
+def test_all_config_mistakes_are_told_at_once(capsys):
+    error = fails(
+        capsys,
+        "config",
+        "show",
+        "demo",
+        "--set",
+        "trian.steps=3",
+        "--set",
+        "optim.lr=fast",
+        "--set",
+        "model.mask_norm=grup",
+    )
+    assert "Did you mean 'train'" in error
+    assert "optim.lr" in error
+    assert "Did you mean 'group'" in error
+
+
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [
+        ("model.chanels=64", "channels"),
+        ("train.batch_size=0", "train.batch_size"),
+        ("train={epochs: 3, steps: 2}", "either epochs or steps"),
+        ("data.augment.0.op=flop", "flip"),
+        ("nonsense", "key=value"),
+        ("backbone=resnet5", "resnet50"),
+    ],
+)
+def test_config_mistakes(capsys, override, word):
+    assert word in fails(capsys, "config", "show", "demo", "--set", override)
+
+
+def test_unknown_configuration(capsys):
+    assert "Did you mean 'demo'" in fails(capsys, "train", "demoo")
+
+
+def test_train_refuses_a_finished_run_and_another_config(trained, capsys):
+    config = trained / "small.yaml"
+    assert "--resume" in fails(capsys, "train", config)
+    error = fails(capsys, "train", config, "--resume", "--set", "optim.lr=0.5")
+    assert "optim.lr" in error
+    assert "another configuration" in error
+
+
+def test_resume_without_a_run(trained, capsys):
+    assert "Nothing to resume" in fails(capsys, "train", trained / "small.yaml", "--name", "none", "--resume")
+
+
+def test_bad_data_ends_training_before_it_starts(scenes, tmp_path, capsys):
+    config = small_config(tmp_path, scenes)
+
+    def error_with(annotations, images=None, *more) -> str:
+        path = tmp_path / "a.json"
+        path.write_text(annotations if isinstance(annotations, str) else json.dumps(annotations))
+        return fails(capsys, "train", config, "--train", path, images or scenes.images("train"), *more)
+
+    good = json.loads(scenes.annotations("train").read_text())
+    assert "not valid json" in error_with("{")
+    assert "no 'categories'" in error_with({**good, "categories": []})
+    assert "no 'annotations'" in error_with({k: v for k, v in good.items() if k != "annotations"})
+    assert "lists no images" in error_with({**good, "images": []})
+    assert "Image folder not found" in error_with(good, tmp_path / "nowhere")
+    assert "image files are missing" in error_with(good, tmp_path)
+    assert "Did you mean" in error_with(good, None, "--set", f"data.classes=[{good['categories'][0]['name'][:-1]}]")
+    assert not (tmp_path / "runs" / "small" / "last").exists()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_truncated_image_stops_training_with_its_name(scenes, tmp_path, capsys, workers):
+    images = tmp_path / "images"
+    shutil.copytree(scenes.images("train"), images)
+    for file in images.iterdir():
+        file.write_bytes(file.read_bytes()[:200])
+    config = small_config(tmp_path, scenes)
+    error = fails(
+        capsys, "train", config, "--train", scenes.annotations("train"), images, "--set", f"data.workers={workers}"
+    )
+    assert "not a readable image" in error
+    assert "annotation" in error
+
+
+def test_checkpoints_that_are_not_ours(trained, tmp_path, capsys):
+    photo = trained / "small.yaml"
+    assert "No checkpoint" in fails(capsys, "predict", tmp_path / "nothing", photo)
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes((trained / "runs" / "small" / "best" / "model.safetensors").read_bytes()[:1000])
+    assert "damaged" in fails(capsys, "predict", cut, photo)
+    save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
+    assert "not a checkpoint of this program" in fails(capsys, "predict", tmp_path / "other.safetensors", photo)
+
+
+def test_classes_that_do_not_fit(trained, scenes, tmp_path, capsys):
+    other = json.loads(scenes.annotations("val").read_text())
+    other["categories"][0]["name"] = "zebra"
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    run = trained / "runs" / "small"
+    error = fails(capsys, "eval", run, "--data", tmp_path / "other.json", scenes.images("val"), "--workers", "0")
+    assert "zebra" in error
+
+
+def test_predict_of_nothing(trained, capsys, tmp_path):
+    assert "No image at" in fails(capsys, "predict", trained / "runs" / "small", tmp_path / "*.png")
+
+
+def test_no_permission_to_write(scenes, tmp_path, capsys):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert "Cannot create the folder" in fails(capsys, "train", small_config(tmp_path, scenes), "--output", blocked)
+
+
+def test_original_category_ids_in_results(scenes, tmp_path):
+    """Ids with gaps and a zero: results carry the data set's own."""
+    new_id = {1: 0, 2: 17, 3: 90}
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for split in ("train", "val"):
+        raw = json.loads(scenes.annotations(split).read_text())
+        for category in raw["categories"]:
+            category["id"] = new_id[category["id"]]
+        for annotation in raw["annotations"]:
+            annotation["category_id"] = new_id[annotation["category_id"]]
+        (folder / f"{split}.json").write_text(json.dumps(raw))
+    config = small_config(tmp_path, scenes)
+    splits = [x for s in ("train", "val") for x in (f"--{s}", folder / f"{s}.json", scenes.images(s))]
+    assert main(["train", str(config), *map(str, splits), "--set", "model.score_threshold=0"]) == 0
+    results = json.loads((tmp_path / "runs" / "small" / "predictions.json").read_text())
+    assert results
+    assert {r["category_id"] for r in results} <= set(new_id.values())
+
+
+def test_names_and_paths_are_taken_as_they_are(scenes, tmp_path):
+    folder = tmp_path / "my data #2: new"
+    shutil.copytree(scenes.images("train"), folder / "images")
+    shutil.copy(scenes.annotations("train"), folder / "t.json")
+    config = small_config(tmp_path, scenes)
+    options = ["--train", str(folder / "t.json"), str(folder / "images"), "--name", "2024", "--set", "train.steps=1"]
+    assert main(["train", str(config), *options]) == 0
+    assert (tmp_path / "runs" / "2024" / "last").is_dir()
+
+
+def test_resume_auto_starts_goes_on_and_survives_a_kill_between_renames(scenes, tmp_path, capsys):
+    config = str(small_config(tmp_path, scenes))
+    run = tmp_path / "runs" / "small"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("name: small\n")  # killed before the first checkpoint
+    assert main(["train", config, "--resume", "auto"]) == 0
+    (run / "last").rename(run / ".last.old")  # killed between the two renames of a save
+    assert main(["train", config, "--resume", "auto"]) == 0
+    assert (run / "last").is_dir()
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps.count(4) == 2  # one line of training, one of evaluation
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["diagnose", "x", "--images", "0"],
+        ["eval", "x", "--workers", "-1"],
+        ["eval", "x", "--max-detections", "0"],
+        ["predict", "x", "y", "--short", "-5"],
+        ["data", "preview", "demo", "--images", "0"],
+    ],
+)
+def test_numbers_out_of_range(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert "invalid" in capsys.readouterr().err
+
+
+def test_scenes_settings_that_cannot_be(tmp_path, capsys):
+    for setting, word in (
+        ("train_images=[1", "train_images"),
+        ("clases=2", "Did you mean 'classes'"),
+        ("x", "key=value"),
+    ):
+        assert word in fails(capsys, "data", "make-scenes", tmp_path / "s", "--set", setting)
+
+
+def test_a_broken_predictions_file_costs_only_the_pictures(trained, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(trained / "runs" / "small", run)
+    (run / "predictions.json").write_text("{")
+    assert main(["report", str(run)]) == 0
+    assert "no pictures" in capsys.readouterr().err
+
+
+def test_sweep_writes_json_and_refuses_what_it_cannot_do(trained, tmp_path, capsys):
+    run = trained / "runs" / "small"
+    assert main(["eval", str(run), "--sweep-threshold", "--json", str(tmp_path / "s.json"), "--workers", "0"]) == 0
+    assert "0.5" in json.loads((tmp_path / "s.json").read_text())
+    assert "--save" in fails(capsys, "eval", run, "--sweep-threshold", "--save", tmp_path / "r.json")
+
+
+def test_the_demo(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(demo, "DEMO_SCENES", ScenesConfig(train_images=6, val_images=4, size=64, classes=3, crowding=4))
+    settings = [
+        "train={steps: 2, batch_size: 4, eval_every: 2, save_every: 2, log_every: 1}",
+        "backbone={name: tiny, weights: random}",
+        "data.workers=0",
+        "data.augment.2.size=64",
+        "data.test_size={short: 64, longest: 64}",
+    ]
+    command = ["demo", "--data", str(tmp_path / "scenes"), "--output", str(tmp_path / "runs")]
+    assert main([*command, *(part for setting in settings for part in ("--set", setting))]) == 0
+    out = capsys.readouterr().out
+    folder = tmp_path / "runs" / "demo"
+    page = (folder / "report.html").read_text()
+    terms = {}
+    for name in ("plain", "unique-querying"):
+        run = folder / name
+        assert name in page
+        assert name in out
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2]
+        terms[name] = set(lines[0]["losses"])
+        figures = json.loads((run / "diagnose.json").read_text())
+        assert figures["images"] == 4
+        assert 0 < figures["cross_scene"]["mean"] < 1
+        assert f"{100 * figures['cross_scene']['mean']:.2f} %" in out
+        assert Image.open(run / "diagnose.png").size[0] > 150
+    assert terms["unique-querying"] - terms["plain"] == {"loss_inter", "loss_equi"}
+    assert page.count("<svg") > 1

@@ -28,13 +28,13 @@ from rich.table import Table
 from uniquery import files
 from uniquery.backbones import BackboneConfig
 from uniquery.data.coco import Category
-from uniquery.querying import StoredPixels
+from uniquery.querying import StoredPixels, UniqueQuerying
 from uniquery.segmenters import build_segmenter
-from uniquery.training import sealed
 from uniquery.training.checkpoint import load_trainer_state, save_checkpoint
 from uniquery.training.config import Config
 from uniquery.training.optim import build_optimizer
 from uniquery.training.run import Run
+from uniquery.weights import checksummed
 from uniquery.weights.model_file import ModelCard
 
 CAPACITY, CHANNELS = 100_000, 256
@@ -45,7 +45,7 @@ def prepared_run(backbone: str) -> Run:
         {"backbone": {"name": backbone, "weights": "random"}, "querying": {"inter": {"capacity": CAPACITY}}}
     )
     model = build_segmenter(config.model, config.backbone, 80)
-    objective, optimizer = config.querying.build(model), build_optimizer(model, config.optim, 16)
+    objective, optimizer = UniqueQuerying(model, config.querying.inter), build_optimizer(model, config.optim, 16)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -83,8 +83,8 @@ def timed(times: dict[str, float]) -> Iterator[None]:
         return timed_work
 
     with (
-        mock.patch.object(sealed, "_write_whole", spy("write", sealed._write_whole)),
-        mock.patch.object(sealed.zlib, "crc32", spy("checksum", zlib.crc32)),
+        mock.patch.object(checksummed, "_write_whole", spy("write", checksummed._write_whole)),
+        mock.patch.object(checksummed.zlib, "crc32", spy("checksum", zlib.crc32)),
         mock.patch.object(files, "_flush", spy("wait for the disk", files._flush)),
         mock.patch.object(files.shutil, "rmtree", spy("remove the oldest", shutil.rmtree)),
     ):

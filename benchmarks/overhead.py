@@ -13,6 +13,7 @@ import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -22,22 +23,22 @@ from measure import extra_gb, interleaved
 from step_time import tame
 from uniquery.backbones.resnet import ResNet
 from uniquery.masks.geometry import mask_boxes
-from uniquery.querying import Equivariance, InterScene, StoredPixels, TransformGroup, UniqueQuerying
+from uniquery.querying import Equivariance, InterScene, StoredPixels, UniqueQuerying
 from uniquery.segmenters import SEGMENTERS
 from uniquery.structures import Images, Targets
 
 INSTANCES, CAPACITY = 7, 100_000
 CHANNELS = {"condinst": 8, "solov2": 256, "mask2former": 256}  # of a pixel embedding
-FLIP = TransformGroup(flip=1.0, crop=None)
+FLIP: dict[str, Any] = {"flip": 1.0, "crop": None}
 FORMS: dict[str, tuple[int, Callable[[], dict[str, object]]]] = {
     "base": (2, dict),
     "inter": (2, lambda: {"inter": InterScene(capacity=CAPACITY)}),
-    "paired, flip": (1, lambda: {"equivariance": Equivariance(group=FLIP)}),
-    "both, flip": (1, lambda: {"inter": InterScene(capacity=CAPACITY), "equivariance": Equivariance(group=FLIP)}),
+    "paired, flip": (1, lambda: {"equivariance": Equivariance(**FLIP)}),
+    "both, flip": (1, lambda: {"inter": InterScene(capacity=CAPACITY), "equivariance": Equivariance(**FLIP)}),
     "both, flip + crop": (1, lambda: {"inter": InterScene(capacity=CAPACITY), "equivariance": Equivariance()}),
     "both, extra": (
         2,
-        lambda: {"inter": InterScene(capacity=CAPACITY), "equivariance": Equivariance(group=FLIP, views="extra")},
+        lambda: {"inter": InterScene(capacity=CAPACITY), "equivariance": Equivariance(**FLIP, views="extra")},
     ),
 }
 

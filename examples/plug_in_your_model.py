@@ -15,8 +15,8 @@ from uniquery.querying import (
     EquivarianceLoss,
     InterSceneLoss,
     PixelMemory,
+    PixelSampling,
     TransformGroup,
-    instance_balanced,
     sample_pixels,
     view_of,
 )
@@ -93,7 +93,7 @@ def main(steps: int = 200, batch: int = 8) -> list[dict[str, float]]:
         pixels, queries = model(images, targets)
         losses = {"mask": mask_loss(decode(queries, pixels), queries, targets)}
 
-        memory.push(sample_pixels(pixels, targets, instance_balanced(20)))
+        memory.push(sample_pixels(pixels, targets, PixelSampling(count=20)))
         ids = torch.tensor([t.image_id for t in targets])[queries.image]
         losses["inter"] = inter_scene(queries, ids, memory.read())
 

@@ -68,3 +68,9 @@ def test_every_memory_holds_the_scenes_of_all(results):
     assert len(whole.unique()) > 2
     for result in results:
         assert torch.equal(result["stored"], whole)
+
+
+@pytest.mark.distributed
+def test_without_gather_a_memory_holds_the_scenes_of_its_own_process(results):
+    """The first half of the batch are images 0 and 1, the second 2 and 3; image 2 has no instance."""
+    assert [result["stored_without_gather"].tolist() for result in results] == [[0, 1], [3]]

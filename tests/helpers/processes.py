@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from helpers.small_segmenters import drawn, small
 from uniquery.parallel import all_reduce_mean, broadcast_from_first, gather_rows
-from uniquery.querying import Equivariance, InterScene, TransformGroup, UniqueQuerying
+from uniquery.querying import Equivariance, InterScene, UniqueQuerying
 from uniquery.structures import Images
 
 SIZES = ((64, 64), (64, 48), (40, 64), (64, 64))
@@ -41,9 +41,18 @@ def means_and_gradients(rank: int) -> dict[str, Any]:
     objective = DistributedDataParallel(whole_objective())
     trained = _gradients(objective, slice(2 * rank, 2 * rank + 2))
     memory = objective.module.memory.read()
+    own = whole_objective(gather=False)
+    _gradients(own, slice(2 * rank, 2 * rank + 2))
     taken = torch.full((2,), rank)
     broadcast_from_first([taken])
-    return {**result, "gathered": gathered, "taken": taken, "stored": memory.image_ids.sort().values, **trained}
+    return {
+        **result,
+        "gathered": gathered,
+        "taken": taken,
+        "stored": memory.image_ids.sort().values,
+        "stored_without_gather": own.memory.read().image_ids.unique(),
+        **trained,
+    }
 
 
 def whole_batch() -> dict[str, Any]:
@@ -53,10 +62,10 @@ def whole_batch() -> dict[str, Any]:
     return {"stored": objective.memory.read().image_ids.sort().values, **trained}
 
 
-def whole_objective() -> UniqueQuerying:
+def whole_objective(gather: bool = True) -> UniqueQuerying:
     """With both parts; batch statistics would differ between halves and whole, group statistics do not."""
     model = small("condinst", mask_norm="group").double()
-    return UniqueQuerying(model, InterScene(capacity=5000), Equivariance(group=TransformGroup(rotate=(0, 30))))
+    return UniqueQuerying(model, InterScene(capacity=5000, gather=gather), Equivariance(rotate=(0, 30)))
 
 
 def _gradients(objective: torch.nn.Module, part: slice) -> dict[str, Any]:

@@ -1,11 +1,14 @@
 """L_equi alone, for a model that is not ours: a dot product and a binary cross-entropy."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from uniquery.masks.geometry import mask_boxes
 from uniquery.querying import EquivarianceLoss, Transform, feature_equivariance, view_of
+from uniquery.querying.equivariance import _inside_window
 from uniquery.structures import Images, PixelMap, Queries, Targets
 
 ELEMENTS = {
@@ -94,6 +97,51 @@ def test_out_of_frame_does_not_count():
     EquivarianceLoss(decode, watched)(queries, view_targets, PixelMap(features, 8), [g])
     assert torch.equal(seen[0].valid, g.valid())
     assert not seen[0].valid.all()
+
+
+@pytest.mark.parametrize("name", sorted(ELEMENTS))
+def test_an_ignore_region_moves_with_the_view(name):
+    """What is not valid in the source is not valid in the view, beside what the view brings in from outside."""
+    g = ELEMENTS[name]
+    images, targets, features, embeddings = case()
+    valid = torch.ones(64, 96, dtype=torch.bool)
+    valid[36:52, 40:70] = False
+    source = replace(targets[0], valid=valid)
+    given = []
+
+    def recorded(logits, queries, view_targets):
+        given.extend(view_targets)
+        return mask_loss(logits, queries, view_targets)
+
+    _, (view,) = view_of(images, [source], [g])
+    queries = Queries(embeddings, torch.zeros(len(view), dtype=torch.int64), torch.arange(len(view)))
+    EquivarianceLoss(decode, recorded)(queries, [view], PixelMap(features, 8), [g])
+    for target in (view, given[0]):
+        for y, x in torch.randint(0, 32, (200, 2), generator=torch.Generator().manual_seed(1)).tolist():
+            point = torch.tensor([[x + 0.5, y + 0.5]])
+            if g.is_exact:
+                source_x, source_y = (Transform(0, 0, g.height, g.width, g.flip).on_locations(point)[0]).tolist()
+                assert target.valid[y, x] == valid[int(source_y) + g.top, int(source_x) + g.left]
+        inside = g.on_masks(valid[None])[0] & g.valid()
+        assert torch.equal(target.valid[: g.height, : g.width], inside)
+        assert not target.valid.all()
+
+
+def test_the_window_and_the_ignore_region_are_intersected():
+    """A view beside a larger one is padded: valid for the base loss, not for L_equi, which has no features there."""
+    small, large = Transform(0, 0, 32, 64), Transform(0, 0, 64, 96)
+    images, targets, _, _ = case()
+    valid = torch.ones(64, 96, dtype=torch.bool)
+    valid[:, :10] = False
+    source = replace(targets[0], valid=valid)
+    pair = Images(images.pixels.expand(2, -1, -1, -1), images.sizes * 2)
+    _, (view, _) = view_of(pair, [source, source], [small, large])
+    assert view.valid[40:].all()
+    inside = _inside_window(view, small).valid
+    assert not inside[32:].any()
+    assert not inside[:, 64:].any()
+    assert not inside[:, :10].any()
+    assert inside[:32, 10:64].all()
 
 
 @pytest.mark.parametrize("name", sorted(ELEMENTS))

@@ -66,8 +66,8 @@ def naive(kind, logits, image_ids, stored, stuff=None):
 def test_equals_the_loops(kind, pairs_at_once, stuff):
     queries, ids, stored = make()
     labels = None if stuff is None else torch.tensor(stuff)
-    closed = InterSceneLoss(PairLoss(kind), dot_product_scale=0.5, pairs_at_once=pairs_at_once)
-    generic = InterSceneLoss(PairLoss(kind), pairs_at_once=pairs_at_once)
+    closed = InterSceneLoss(PairLoss(name=kind), dot_product_scale=0.5, pairs_at_once=pairs_at_once)
+    generic = InterSceneLoss(PairLoss(name=kind), pairs_at_once=pairs_at_once)
     logits = 0.5 * queries.embeddings.detach() @ stored.embeddings.T
     wanted = naive(kind, logits, ids, stored, stuff)
     similarity = lambda q, p: 0.5 * q.embeddings @ p.embeddings.T  # noqa: E731
@@ -83,8 +83,8 @@ def test_equals_the_loops(kind, pairs_at_once, stuff):
 def test_gradcheck(kind, stuff):
     queries, ids, stored = make(p=9)
     for module, similarity in (
-        (InterSceneLoss(PairLoss(kind), dot_product_scale=1.0, pairs_at_once=10), None),
-        (InterSceneLoss(PairLoss(kind), pairs_at_once=10), lambda q, p: torch.tanh(q.embeddings @ p.embeddings.T)),
+        (InterSceneLoss(PairLoss(name=kind), dot_product_scale=1.0, pairs_at_once=10), None),
+        (InterSceneLoss(PairLoss(name=kind), pairs_at_once=10), lambda q, p: torch.tanh(q.embeddings @ p.embeddings.T)),
     ):
 
         def value(embeddings, module=module, similarity=similarity):
@@ -154,15 +154,15 @@ def test_extreme_logits_stay_finite():
     queries, ids, stored = make(dtype=torch.float32)
     for kind in KINDS:
         loud = Queries((queries.embeddings.detach() * 1e4).requires_grad_(), queries.image, queries.target)
-        value = InterSceneLoss(PairLoss(kind), dot_product_scale=1.0)(loud, ids, stored)
+        value = InterSceneLoss(PairLoss(name=kind), dot_product_scale=1.0)(loud, ids, stored)
         value.backward()
         assert torch.isfinite(value)
         assert torch.isfinite(loud.embeddings.grad).all()
 
 
 def test_bad_settings():
-    with pytest.raises(ValueError, match="'focall'"):
-        PairLoss("focall")
+    with pytest.raises(ValueError, match="focall"):
+        PairLoss(name="focall")
     with pytest.raises(ValueError, match="alpha"):
         PairLoss(alpha=1.5)
     with pytest.raises(ValueError, match="gamma"):
@@ -199,7 +199,7 @@ def test_logits_far_out_stay_finite_and_exact_where_it_counts(kind):
     zero, one = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
     for x in (-300.0, -90.0, -20.0, 0.0, 20.0, 80.0, 300.0):
         stored = StoredPixels(torch.tensor([[x]]), torch.zeros(1, 2), one, zero, one > 0)
-        loss = InterSceneLoss(PairLoss(kind), dot_product_scale=1.0)
+        loss = InterSceneLoss(PairLoss(name=kind), dot_product_scale=1.0)
         value = loss(Queries(embeddings, zero, zero), zero, stored)
         (gradient,) = torch.autograd.grad(value, embeddings)
         assert value.isfinite()

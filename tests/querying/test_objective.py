@@ -14,10 +14,8 @@ from uniquery.querying import (
     Equivariance,
     InterScene,
     InterSceneLoss,
-    TransformGroup,
+    PixelSampling,
     UniqueQuerying,
-    dense,
-    instance_balanced,
     sample_pixels,
     view_of,
 )
@@ -26,8 +24,8 @@ from uniquery.segmenters import build_segmenter, mask2former
 from uniquery.segmenters.condinst import CondInstConfig
 from uniquery.structures import Images, Targets
 
-IDENTITY = TransformGroup(flip=0.0, crop=None)
-BOTH = {"inter": InterScene(capacity=500, sampler=instance_balanced(5)), "equivariance": Equivariance()}
+IDENTITY = {"flip": 0.0, "crop": None}
+BOTH = {"inter": InterScene(capacity=500, sampling=PixelSampling(count=5)), "equivariance": Equivariance()}
 
 
 def segmenter(seed=0):
@@ -71,22 +69,20 @@ def test_identity_makes_l_equi_the_base_mask_loss(name, parts, views, monkeypatc
     model = segmenter() if name == "condinst" else small(name).train()
     images, targets = batch()
     base = UniqueQuerying(model)(images, targets)
-    ours = UniqueQuerying(model, equivariance=Equivariance(weight=3.0, group=IDENTITY, views=views))(images, targets)
+    ours = UniqueQuerying(model, equivariance=Equivariance(weight=3.0, **IDENTITY, views=views))(images, targets)
     assert ours["loss_equi"].item() == pytest.approx(3 * sum(base[part].item() for part in parts), rel=1e-5)
     for part in parts:
         assert ours[part].item() == pytest.approx(base[part].item(), rel=1e-5)
 
 
 def test_identity_makes_feature_equivariance_zero():
-    settings = Equivariance(group=IDENTITY, target="features")
+    settings = Equivariance(**IDENTITY, target="features")
     losses = UniqueQuerying(segmenter(), equivariance=settings)(*batch())
     assert losses["loss_equi"].item() == pytest.approx(0, abs=1e-9)
 
 
 def test_an_untrained_net_does_not_follow_a_flip():
-    losses = UniqueQuerying(
-        segmenter(), equivariance=Equivariance(group=TransformGroup(flip=1.0, crop=None), target="features")
-    )(*batch())
+    losses = UniqueQuerying(segmenter(), equivariance=Equivariance(flip=1.0, crop=None, target="features"))(*batch())
     assert losses["loss_equi"].item() > 1e-6
 
 
@@ -101,8 +97,8 @@ def test_paired_views_carry_the_base_loss_at_their_own_size():
     images, targets = batch()
     seen = []
     model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    group = TransformGroup(flip=1.0, crop=(0.6, 0.7))
-    losses = UniqueQuerying(model, equivariance=Equivariance(weight=0.0, group=group))(images, targets)
+    group = Equivariance(weight=0.0, flip=1.0, crop=(0.6, 0.7))
+    losses = UniqueQuerying(model, equivariance=group)(images, targets)
     originals, views = seen
     assert torch.equal(originals.pixels, images.pixels)
     assert views.pixels.shape[-2:] == (64, 64)
@@ -118,10 +114,10 @@ def test_l_inter_is_the_mean_over_the_queries_of_images_and_views():
     """Not the mean of two means: views show fewer instances, and so have fewer queries."""
     model = segmenter()
     images, targets = batch()
-    crops = Equivariance(weight=0.0, group=TransformGroup(flip=0.0, crop=(0.4, 0.4)))
+    crops = Equivariance(weight=0.0, flip=0.0, crop=(0.4, 0.4))
     objective = UniqueQuerying(model, inter=InterScene(capacity=5000), equivariance=crops)
     loss = objective(images, targets)["loss_inter"]
-    queries, ids = objective._last
+    queries, ids = objective._last_queries
     assert 0 < (queries.image >= 2).sum() < (queries.image < 2).sum()
     stored = objective.memory.read()
     costs = []
@@ -151,7 +147,7 @@ def test_gradients_of_l_equi_reach_queries_of_the_view_and_features_of_the_origi
 
 
 def test_inter_scene_ignores_the_current_image_its_view_and_its_last_visit():
-    objective = UniqueQuerying(segmenter(), inter=InterScene(capacity=5000), equivariance=Equivariance(group=IDENTITY))
+    objective = UniqueQuerying(segmenter(), inter=InterScene(capacity=5000), equivariance=Equivariance(**IDENTITY))
     images, targets = batch(counts=(3,), first_id=42)
     for _ in range(3):
         losses = objective(images, targets)
@@ -204,9 +200,9 @@ def test_finite_losses_and_a_gradient_for_every_parameter(counts, views):
         assert torch.isfinite(parameter.grad).all(), name
 
 
-@pytest.mark.parametrize("group", [TransformGroup(rotate=(0, 60), scale=(0.5, 2.0)), TransformGroup(combine="choose")])
+@pytest.mark.parametrize("group", [Equivariance(rotate=(0, 60), scale=(0.5, 2.0)), Equivariance(combine="choose")])
 def test_the_enlarged_family_trains(group):
-    losses = UniqueQuerying(segmenter(), equivariance=Equivariance(group=group))(*batch())
+    losses = UniqueQuerying(segmenter(), equivariance=group)(*batch())
     sum(losses.values()).backward()
     assert all(torch.isfinite(loss) for loss in losses.values())
 
@@ -252,38 +248,38 @@ def test_evaluation_does_not_write_to_the_memory():
 
 
 def test_bad_settings():
-    with pytest.raises(ValueError, match="negative"):
+    with pytest.raises(ValueError, match=r"weight\n.*greater than or equal to 0"):
         Equivariance(weight=-1)
     with pytest.raises(ValueError, match="paired"):
         Equivariance(weight=0, views="extra")
-    with pytest.raises(ValueError, match="negative"):
+    with pytest.raises(ValueError, match=r"weight\n.*greater than or equal to 0"):
         InterScene(weight=-1)
     for wrong in ({"max_queries": 0}, {"negatives_per_step": 0}):
-        with pytest.raises(ValueError, match="at least 1"):
+        with pytest.raises(ValueError, match="greater than 0"):
             InterScene(**wrong)
-    for wrong in ({"queries": "Matched"}, {"layers": "first"}):
-        with pytest.raises(ValueError, match="must be 'all' or 'matched'"):
+    for wrong, choices in (({"queries": "Matched"}, "'all' or 'matched'"), ({"layers": "first"}, "'last' or 'all'")):
+        with pytest.raises(ValueError, match=choices):
             InterScene(**wrong)
-    for wrong in ({"views": "Paired"}, {"target": "mask"}):
-        with pytest.raises(ValueError, match="must be 'paired' or 'extra'"):
+    for wrong, choices in (({"views": "Paired"}, "'paired' or 'extra'"), ({"target": "mask"}, "'masks' or 'features'")):
+        with pytest.raises(ValueError, match=choices):
             Equivariance(**wrong)
 
 
 def test_a_push_larger_than_the_memory_keeps_pixels_of_all_images():
-    objective = UniqueQuerying(segmenter(), inter=InterScene(capacity=20, sampler=dense()))
+    objective = UniqueQuerying(segmenter(), inter=InterScene(capacity=20, sampling="dense"))
     objective(*batch())
     assert len(objective.memory) == 20
     assert objective.memory.read().image_ids.unique().tolist() == [0, 1]
 
 
-def test_watched_are_owners_of_all_images():
+def test_statistics_are_of_matched_queries_of_all_images():
     objective = UniqueQuerying(small("mask2former").train(), inter=InterScene(capacity=500))
     images, targets = batch(counts=(1, 3))
     objective(images, targets)
     seen = []
     similarity = objective.segmenter.similarity
     objective.segmenter.similarity = lambda queries, pixels: (seen.append(queries), similarity(queries, pixels))[1]
-    assert 0 < objective.watch()["cross_scene_response"] < 1
+    assert 0 < objective.statistics()["cross_scene_response"] < 1
     assert seen[0].image.unique().tolist() == [0, 1]
     assert (seen[0].target >= 0).all()
 
@@ -296,16 +292,18 @@ class TestSetPrediction:
         model = small("mask2former").train()
         images, targets = batch()
         objective = UniqueQuerying(model, inter=InterScene(capacity=500, **settings))
-        objective.memory.push(sample_pixels(model(images).pixels, [replace(t, image_id=99) for t in targets], dense()))
+        objective.memory.push(
+            sample_pixels(model(images).pixels, [replace(t, image_id=99) for t in targets], PixelSampling(name="dense"))
+        )
         torch.manual_seed(0)
         return model, objective(images, targets)["loss_inter"], objective
 
     def test_matched_queries_are_fewer(self):
         _, _, everyone = self.loss(queries="all")
         _, _, matched = self.loss(queries="matched")
-        assert len(everyone._last[0]) == 2 * everyone.segmenter.config.queries
-        assert len(matched._last[0]) == 5
-        assert (matched._last[0].target >= 0).all()
+        assert len(everyone._last_queries[0]) == 2 * everyone.segmenter.config.queries
+        assert len(matched._last_queries[0]) == 5
+        assert (matched._last_queries[0].target >= 0).all()
 
     def test_layers_are_averaged(self):
         model, mean, objective = self.loss(layers="all")
@@ -328,7 +326,7 @@ class TestSetPrediction:
         seen = []
         original = model.mask_loss
         model.mask_loss = lambda logits, queries, targets: (seen.append(queries), original(logits, queries, targets))[1]
-        losses = UniqueQuerying(model, equivariance=Equivariance(group=IDENTITY))(*batch())
+        losses = UniqueQuerying(model, equivariance=Equivariance(**IDENTITY))(*batch())
         assert losses["loss_equi"].isfinite()
         assert (seen[-1].target >= 0).all()
         assert sorted(seen[-1].image.tolist()) == [0, 0, 0, 1, 1]
@@ -342,7 +340,7 @@ def test_stuff_queries_are_to_fire_on_their_stuff():
         images, targets = batch((3,))
         objective = UniqueQuerying(model, inter=InterScene(capacity=500))
         other = [replace(t, image_id=99, things=things) for t in targets]
-        objective.memory.push(sample_pixels(model(images).pixels, other, dense()))
+        objective.memory.push(sample_pixels(model(images).pixels, other, PixelSampling(name="dense")))
         values.append(objective(images, [replace(t, things=things) for t in targets])["loss_inter"].item())
     assert values[0] == values[1]
     assert values[2] != values[0]

@@ -15,7 +15,7 @@ from torch import Tensor
 from uniquery.data.augment import resize, resized_size
 from uniquery.data.batch import Batch, Item, collate, load_sample
 from uniquery.data.coco import CocoData
-from uniquery.querying import Segmenter, Transform, instance_balanced, sample_pixels
+from uniquery.querying import PixelSampling, Segmenter, Transform, sample_pixels
 from uniquery.querying.equivariance import feature_equivariance, view_of
 from uniquery.querying.memory import StoredPixels
 from uniquery.querying.sampling import owned_cells
@@ -105,7 +105,7 @@ def read_scenes(
         queries = model.queries(outputs, model.assign(outputs, batch.targets))
         queries = queries[queries.target >= 0]
         own = _own_response(model, queries, outputs.pixels, batch.targets[0])
-        pixels = sample_pixels(outputs.pixels, batch.targets, instance_balanced(PIXELS_PER_INSTANCE), generator)
+        pixels = sample_pixels(outputs.pixels, batch.targets, PixelSampling(count=PIXELS_PER_INSTANCE), generator)
         (found,) = model.predict(outputs, batch.images.sizes)
         scenes.append(Scene(batch, outputs.pixels, queries, own, pixels, found[found.scores >= CONFIDENT]))
     return scenes

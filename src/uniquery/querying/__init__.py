@@ -1,11 +1,11 @@
-"""The paper: instance-unique, equivariant querying. Knows torch and the structures only."""
+"""The paper: instance-unique, equivariant querying. Independent of any segmenter, data set or trainer."""
 
 from uniquery.querying.contract import Segmenter
-from uniquery.querying.equivariance import EquivarianceLoss, feature_equivariance, view_of
-from uniquery.querying.inter_scene import InterSceneLoss, PairLoss
+from uniquery.querying.equivariance import Equivariance, EquivarianceLoss, feature_equivariance, view_of
+from uniquery.querying.inter_scene import InterScene, InterSceneLoss, PairLoss
 from uniquery.querying.memory import PixelMemory, StoredPixels
-from uniquery.querying.objective import Equivariance, InterScene, UniqueQuerying
-from uniquery.querying.sampling import dense, instance_balanced, sample_pixels, sparse
+from uniquery.querying.objective import QueryingSettings, UniqueQuerying
+from uniquery.querying.sampling import PixelSampling, sample_pixels
 from uniquery.querying.transforms import Transform, TransformGroup
 
 __all__ = [
@@ -15,15 +15,14 @@ __all__ = [
     "InterSceneLoss",
     "PairLoss",
     "PixelMemory",
+    "PixelSampling",
+    "QueryingSettings",
     "Segmenter",
     "StoredPixels",
     "Transform",
     "TransformGroup",
     "UniqueQuerying",
-    "dense",
     "feature_equivariance",
-    "instance_balanced",
     "sample_pixels",
-    "sparse",
     "view_of",
 ]

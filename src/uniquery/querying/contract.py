@@ -1,4 +1,4 @@
-"""What the algorithm needs of a model: the verbs of a query-based segmenter."""
+"""The interface between the algorithm and a model: the methods of a query-based segmenter."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ QueriesT = TypeVar("QueriesT", bound=Queries)
 class Segmenter(nn.Module, ABC, Generic[OutputsT, AssignmentT, QueriesT]):
     """A query-based segmenter: masks are ⟨q, I⟩, the similarity of queries and pixel embeddings.
 
-    A subclass names its own outputs, assignment and queries; `docs/paper.md` maps each verb to the paper.
+    A subclass may extend `Outputs`, `Assignment` and `Queries`; `docs/paper.md` maps each method to the paper.
 
     Attributes:
-        dot_product_scale: similarity is this times q · p, which has a fast closed form; None where it is not one.
+        dot_product_scale: set it if the similarity is this factor times q · p, which is computed faster; else None.
     """
 
     dot_product_scale: float | None = None
 
     @abstractmethod
     def forward(self, images: Images) -> OutputsT:
-        """One pass of f and h."""
+        """One forward pass of f and h."""
 
     @abstractmethod
     def assign(self, outputs: OutputsT, targets: Sequence[Targets]) -> AssignmentT:
@@ -47,7 +47,7 @@ class Segmenter(nn.Module, ABC, Generic[OutputsT, AssignmentT, QueriesT]):
 
     @abstractmethod
     def queries(self, outputs: OutputsT, assignment: AssignmentT) -> QueriesT:
-        """The queries that take part in training, each with its image and the instance it owns.
+        """The queries that take part in training, each with its image and the instance it owns; no randomness.
 
         Dynamic filters: those of positive samples. Set prediction: all of the last decoder layer, matched or not.
         """
@@ -59,29 +59,27 @@ class Segmenter(nn.Module, ABC, Generic[OutputsT, AssignmentT, QueriesT]):
     def similarity(self, queries: QueriesT, pixels: Pixels) -> Tensor:
         """⟨q, I⟩ as (Q, P) logits of every query on any set of pixels; by default the scaled dot product."""
         if self.dot_product_scale is None:
-            raise NotImplementedError("a segmenter without a dot_product_scale has a similarity of its own")
+            raise NotImplementedError("override similarity, or set dot_product_scale")
         dtype = torch.promote_types(queries.embeddings.dtype, pixels.embeddings.dtype)
         return (queries.embeddings * self.dot_product_scale).to(dtype) @ pixels.embeddings.to(dtype).T
 
     def decode(self, queries: QueriesT, pixel_map: PixelMap) -> Tensor:
         """⟨q, I⟩ as (Q, h, w) logits of each query on the map of its own image."""
         order, rows = rows_by_image(queries.image, len(pixel_map.embeddings))
-        logits = [self.similarity(queries[mine], pixel_map.of_image(i)) for i, mine in enumerate(rows)]
+        logits = [self.similarity(queries[index], pixel_map.of_image(i)) for i, index in enumerate(rows)]
         return torch.cat(logits)[order.argsort()].view(-1, *pixel_map.embeddings.shape[-2:])
 
     @abstractmethod
     def mask_loss(self, logits: Tensor, queries: QueriesT, targets: Sequence[Targets]) -> Tensor:
         """The base objective's own mask loss, with its weight, on the (Q, h, w) logits of `decode`.
 
-        Every query given here owns an instance.
-
-        What lies between logits and loss (upsampling, point sampling, how ground truth is brought to the map's
-        size) is the segmenter's. Pixels outside `Targets.valid` do not count.
+        Every query given here owns an instance. What lies between logits and loss (upsampling, point sampling, resizing
+        the ground truth) is up to the segmenter. Pixels outside `Targets.valid` do not count.
         """
 
     @abstractmethod
     def losses(self, outputs: OutputsT, targets: Sequence[Targets], assignment: AssignmentT) -> dict[str, Tensor]:
-        """The base objective (Eq. 3), each term weighted; every parameter takes part, whatever the batch."""
+        """The base objective (Eq. 3), each term weighted; every parameter gets a gradient, also without instances."""
 
     @abstractmethod
     def predict(

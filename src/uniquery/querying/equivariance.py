@@ -7,37 +7,61 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from uniquery.masks.geometry import mask_areas, mask_boxes
 from uniquery.parallel import normalizer
-from uniquery.querying.transforms import Transform
+from uniquery.querying.transforms import Transform, TransformGroup
 from uniquery.structures import Images, PixelMap, Queries, Targets
 
 MIN_VISIBLE = 0.1  # share of an instance that a view must still show
 
 
+class Equivariance(TransformGroup):
+    """L_equi (Eq. 6–8): the random policy G, and how its views are used. The defaults are the paper's."""
+
+    weight: float = Field(3.0, ge=0, description="λ; 0 with paired views is plain augmentation (Eq. 7)")
+    views: Literal["paired", "extra"] = Field(
+        "paired", description="paired: half of the batch are views, with the base loss too; extra: for L_equi only"
+    )
+    target: Literal["masks", "features"] = Field("masks", description="masks: Eq. 8; features: Eq. 6")
+
+    @model_validator(mode="after")
+    def _extra_views_have_a_loss(self) -> Self:
+        if self.views == "extra" and not self.weight:
+            raise ValueError("weight 0 leaves extra views without a loss: use paired views, or leave equivariance out")
+        return self
+
+
 def view_of(
     images: Images, targets: Sequence[Targets], transforms: Sequence[Transform]
 ) -> tuple[Images, list[Targets]]:
-    """g(I) and g(M), padded to the largest view; instances that g leaves almost invisible are dropped."""
+    """g(I) and g(M), padded to the largest view; instances that are almost invisible in g(I) are dropped."""
     height, width = _largest(transforms)
     pixels = images.pixels.new_zeros(*images.pixels.shape[:2], height, width)
-    moved = []
+    view_targets = []
     for i, (g, target) in enumerate(zip(transforms, targets, strict=True)):
         pixels[i, :, : g.height, : g.width] = g.on_map(images.pixels[i])
         masks = g.on_masks(target.masks)
         before, after = mask_areas(target.masks), mask_areas(masks)
-        seen = replace(target, masks=masks)[(after > 0) & (after >= MIN_VISIBLE * g.scale**2 * before)]
+        visible = replace(target, masks=masks)[(after > 0) & (after >= MIN_VISIBLE * g.scale**2 * before)]
         padding = (0, width - g.width, 0, height - g.height)
-        masks = F.pad(seen.masks, padding)
-        valid = None if g.is_exact else F.pad(g.valid(device=masks.device), padding, value=True)
-        moved.append(replace(seen, masks=masks, boxes=mask_boxes(masks), valid=valid))
-    return Images(pixels, tuple((g.height, g.width) for g in transforms)), moved
+        masks, valid = F.pad(visible.masks, padding), _valid_in_view(target, g)
+        valid = None if valid is None else F.pad(valid, padding, value=True)
+        view_targets.append(replace(visible, masks=masks, boxes=mask_boxes(masks), valid=valid))
+    return Images(pixels, tuple((g.height, g.width) for g in transforms)), view_targets
+
+
+def _valid_in_view(target: Targets, g: Transform) -> Tensor | None:
+    """(height, width) of the view, bool: inside the window and valid in the source; None means everywhere."""
+    if target.valid is None:
+        return None if g.is_exact else g.valid(device=target.masks.device)
+    return g.on_masks(target.valid[None])[0] & g.valid(device=target.valid.device)
 
 
 def warped(pixel_map: PixelMap, transforms: Sequence[Transform]) -> PixelMap:
@@ -87,12 +111,12 @@ class EquivarianceLoss:
 
 
 def _inside_window(target: Targets, g: Transform) -> Targets:
-    """The same targets, known only where g(f(I)) is: not in the padding around it."""
+    """The same targets, valid only where g(f(I)) is: not in the padding around it."""
     height, width = target.masks.shape[1:]
     if g.is_exact and (g.height, g.width) == (height, width):
         return target
-    valid = F.pad(g.valid(device=target.masks.device), (0, width - g.width, 0, height - g.height))
-    return replace(target, valid=valid)
+    inside = F.pad(g.valid(device=target.masks.device), (0, width - g.width, 0, height - g.height))
+    return replace(target, valid=inside if target.valid is None else inside & target.valid)
 
 
 def feature_equivariance(view: PixelMap, original: PixelMap, transforms: Sequence[Transform]) -> Tensor:
@@ -100,10 +124,10 @@ def feature_equivariance(view: PixelMap, original: PixelMap, transforms: Sequenc
     dtype = torch.promote_types(view.embeddings.dtype, torch.float32)
     total = view.embeddings.new_zeros((), dtype=dtype)
     count = torch.zeros_like(total)
-    for seen, embeddings, g in zip(view.embeddings, original.embeddings, transforms, strict=True):
+    for view_embeddings, embeddings, g in zip(view.embeddings, original.embeddings, transforms, strict=True):
         moved = g.on_map(embeddings, view.stride).to(dtype)
-        here = seen[:, : moved.shape[1], : moved.shape[2]].to(dtype)
-        valid = g.valid(view.stride, seen.device)
-        total = total + ((here - moved).square() * valid).sum()
-        count = count + len(seen) * valid.sum()
+        unpadded = view_embeddings[:, : moved.shape[1], : moved.shape[2]].to(dtype)
+        valid = g.valid(view.stride, moved.device)
+        total = total + ((unpadded - moved).square() * valid).sum()
+        count = count + len(moved) * valid.sum()
     return total / normalizer(count)

@@ -7,86 +7,96 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from uniquery.parallel import normalizer
 from uniquery.querying.memory import StoredPixels
+from uniquery.querying.sampling import PixelSampling
+from uniquery.settings import Settings, by_name
 from uniquery.structures import Pixels, Queries
 
-Kind = Literal["focal", "cross_entropy", "l1", "l2"]
+LossName = Literal["focal", "cross_entropy", "l1", "l2"]
 Similarity = Callable[[Any, Pixels], Tensor]
 
-# (query, pixel) pairs of a chunk: small ones stay in a CPU's cache, large ones mean fewer launches and wake-ups.
+# (query, pixel) pairs of a chunk: small chunks stay in a CPU's cache, large ones need fewer kernel launches.
 _PAIRS_AT_ONCE = {"cpu": 2**20, "cuda": 2**22}
 
 
-@dataclass(frozen=True)
-class PairLoss:
-    """A loss of one logit against target 0, with its derivative, up to `weight`; target 1 is the mirror image.
+class PairLoss(Settings):
+    """A loss of one (query, pixel) logit x against target 0, with its derivative; target 1 is the mirror image.
 
-    Attributes:
-        kind: which.
-        alpha: focal only: weight of positives; negatives weigh 1 − alpha.
-        gamma: focal only: how strongly easy pairs are discounted.
+    With p = sigmoid(x), all are a modulating factor times a base loss:
+    focal pᵞ · −log(1 − p), cross-entropy −log(1 − p), ℓ1 p, ℓ2 p · p; each is scaled by `weight`.
     """
 
-    kind: Kind = "focal"
-    alpha: float = 0.1
-    gamma: float = 2.5
+    name: LossName = "focal"
+    alpha: float = Field(0.1, ge=0, lt=1, description="focal: weight of positives; negatives weigh 1 − alpha")
+    gamma: float = Field(2.5, ge=0, description="focal: how strongly easy pairs are discounted")
 
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise ValueError(f"the loss of a pair is {self.kind!r} and must be one of {', '.join(get_args(Kind))}")
-        if not 0 <= self.alpha < 1 or self.gamma < 0:
-            raise ValueError("alpha must lie in 0..1 and gamma must not be negative")
-
-    def __call__(self, minus_x: Tensor, room: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(Q,) sums of the values and (Q, c) derivatives at target 0, each pair weighted.
+    def __call__(self, minus_x: Tensor, workspace: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(Q,) sums of the losses and (Q, c) derivatives by x at target 0, each pair weighted.
 
         Args:
-            minus_x: (Q, c) minus the logits, that 1 − p is exact where p is large; overwritten.
-            room: (3, Q, c) to work in; the derivatives lie there.
+            minus_x: (Q, c) minus the logits, so that 1 − p is exact where p is large; overwritten.
+            workspace: (3, Q, c) scratch memory; the derivatives are returned in it.
             weight: (Q, c) of each pair.
         """
-        first, second, third = room
-        rest = minus_x.sigmoid_().clamp_(min=torch.finfo(minus_x.dtype).tiny)  # 1 − p; its logarithm stays finite
-        p = torch.sub(rest.new_ones(()), rest, out=first)
-        if self.kind in ("l1", "l2"):
-            power = 1 if self.kind == "l1" else 2
-            discount, minus_cost = torch.pow(p, power - 1, out=second), torch.neg(p, out=third)
-            bend = rest.mul_(p).mul_(power)
+        first, second, third = workspace
+        one_minus_p = minus_x.sigmoid_().clamp_(min=torch.finfo(minus_x.dtype).tiny)  # its logarithm stays finite
+        p = torch.sub(one_minus_p.new_ones(()), one_minus_p, out=first)
+        if self.name in ("l1", "l2"):
+            power = 1 if self.name == "l1" else 2
+            modulating, minus_base = torch.pow(p, power - 1, out=second), torch.neg(p, out=third)
+            derivative = one_minus_p.mul_(p).mul_(power)  # power · p (1 − p), before the modulating factor
         else:
-            discount, minus_cost = _power(p, self._gamma, out=second), torch.log(rest, out=third)
-            bend = p.addcmul_(rest, minus_cost, value=-self._gamma)
+            modulating, minus_base = _power(p, self._gamma, out=second), torch.log(one_minus_p, out=third)
+            derivative = p.addcmul_(one_minus_p, minus_base, value=-self._gamma)  # p − γ (1 − p) log(1 − p)
         if weight is not None:
-            discount.mul_(weight)
-        return torch.linalg.vecdot(discount, minus_cost).neg_(), discount.mul_(bend)
+            modulating.mul_(weight)
+        return torch.linalg.vecdot(modulating, minus_base).neg_(), modulating.mul_(derivative)
 
     @property
     def _gamma(self) -> float:
-        """Cross-entropy is the focal loss that discounts nothing."""
-        return self.gamma if self.kind == "focal" else 0.0
+        """Cross-entropy is the focal loss with γ = 0."""
+        return self.gamma if self.name == "focal" else 0.0
 
     @property
     def weight(self) -> float:
-        """What a pair with target 0 weighs."""
-        return 1 - self.alpha if self.kind == "focal" else 1.0
+        """Weight of a pair with target 0."""
+        return 1 - self.alpha if self.name == "focal" else 1.0
 
     @property
     def positive_weight(self) -> float:
-        """What a pair with target 1 weighs, relative to its mirror image."""
-        return self.alpha / (1 - self.alpha) if self.kind == "focal" else 1.0
+        """Weight of a pair with target 1, relative to that of a pair with target 0."""
+        return self.alpha / (1 - self.alpha) if self.name == "focal" else 1.0
 
 
 def _power(p: Tensor, exponent: float, out: Tensor) -> Tensor:
-    """The power of p; halves of small whole numbers, as the paper's 2.5, need no logarithm."""
+    """P to the exponent; the paper's 2.5 is faster by a square root."""
     if exponent == 2.5:
         return torch.sqrt(p, out=out).mul_(p).mul_(p)
     return torch.pow(p, exponent, out=out)
+
+
+class InterScene(Settings):
+    """L_inter (Eq. 5): queries must not fire on the instances of other images. The defaults are the paper's."""
+
+    weight: float = Field(1.0, ge=0, description="weight of L_inter")
+    ramp_steps: int = Field(0, ge=0, description="training forwards over which the weight grows from 0")
+    loss: Annotated[PairLoss, BeforeValidator(by_name)] = PairLoss()
+    sampling: Annotated[PixelSampling, BeforeValidator(by_name)] = PixelSampling()
+    capacity: int = Field(100_000, ge=0, description="pixels in memory; 0: only the other images of the same forward")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the stored embeddings")
+    negatives_per_step: int | None = Field(None, gt=0, description="read a random part of the memory; None: all of it")
+    max_queries: int | None = Field(None, gt=0, description="most queries of a decoder layer that take part; None: all")
+    queries: Literal["all", "matched"] = Field("all", description="matched: only queries that own an instance")
+    layers: Literal["last", "all"] = Field("last", description="decoder layers whose queries take part")
+    gather: bool = Field(True, description="all processes share their pixels; false: a memory per process")
 
 
 class InterSceneLoss(nn.Module):
@@ -129,17 +139,17 @@ class InterSceneLoss(nn.Module):
             image_ids: (Q,) id of each query's image; stored pixels of that image are left out.
             stored: the memory.
             similarity: ⟨q, I⟩, where it is not a dot product.
-            stuff_labels: (Q,) class of each query that owns stuff, −1 for the others. Such a query is to fire on stuff
-                of its class wherever it is.
+            stuff_labels: (Q,) class of each query that owns stuff, −1 for the others. The target of such a query is 1
+                on stuff of its class, in any image.
 
         Raises:
-            ValueError: the similarity would learn by itself, beside the queries.
+            ValueError: the similarity has parameters that require a gradient.
         """
         count = normalizer(queries.embeddings.new_tensor(len(queries), dtype=torch.float32))
         if stored is None or not len(stored) or not len(queries):
             return queries.embeddings.sum() * 0
         pairs = _Pairs(self, queries, image_ids, stored, similarity, stuff_labels)
-        means: Tensor = _AccumulatedLoss.apply(queries.embeddings, pairs)  # type: ignore[no-untyped-call]
+        means: Tensor = _ChunkedLoss.apply(queries.embeddings, pairs)  # type: ignore[no-untyped-call]
         return means.sum() / count
 
 
@@ -160,48 +170,50 @@ class _Pairs:
         sums = embeddings.new_zeros(len(embeddings), dtype=dtype)
         counts, gradient = torch.zeros_like(sums), torch.zeros_like(embeddings, dtype=dtype)
         device = embeddings.device.type
-        closed = self.settings.scale is not None
-        # A similarity of several layers holds several times as much as its logits.
-        pairs = self.settings.pairs_at_once or _PAIRS_AT_ONCE.get(device, 2**20) // (1 if closed else 8)
+        is_dot_product = self.settings.scale is not None
+        # The hidden layers of a generic similarity need several times the memory of its logits.
+        pairs = self.settings.pairs_at_once or _PAIRS_AT_ONCE.get(device, 2**20) // (1 if is_dot_product else 8)
         size = max(1, pairs // len(embeddings))
-        step = self._closed_form if closed else self._generic
-        # Memory is asked for once: of a CPU, as much again for each chunk would cost a third of the time.
-        room = embeddings.new_empty(4, len(embeddings) * min(size, len(self.stored)), dtype=dtype)
-        # On a GPU, looking whether a chunk needs a mask would cost more than the mask.
-        current = None if device == "cuda" else self.image_ids.unique()
+        chunk_loss = self._dot_product_chunk if is_dot_product else self._generic_chunk
+        # Allocated once: on a CPU, allocating it for each chunk would take a third of the time.
+        workspace = embeddings.new_empty(4, len(embeddings) * min(size, len(self.stored)), dtype=dtype)
+        # On a GPU, checking whether a chunk needs a mask would cost more than the mask.
+        query_ids = None if device == "cuda" else self.image_ids.unique()
         with torch.autocast(device, enabled=False):
-            if with_gradient and not closed:
+            if with_gradient and not is_dot_product:
                 self._check_only_queries_learn(embeddings.to(dtype))
             for start in range(0, len(self.stored), size):
                 chunk = self.stored[start : start + size]
-                needed = current is None or bool(torch.isin(chunk.image_ids, current).any())
-                other = chunk.of_other_images(self.image_ids).to(dtype) if needed else None  # (Q, c)
-                here = room[:, : len(embeddings) * len(chunk)].view(4, len(embeddings), -1)  # (4, Q, c)
-                sums += step(embeddings.to(dtype), chunk, other, here, gradient if with_gradient else None)
-                counts += len(chunk) if other is None else other.sum(1)
-        share = self.settings.loss.weight / counts.clamp(min=1)
-        return sums * share, gradient * share[:, None]
+                needs_mask = query_ids is None or bool(torch.isin(chunk.image_ids, query_ids).any())
+                mask = chunk.of_other_images(self.image_ids).to(dtype) if needs_mask else None  # (Q, c)
+                scratch = workspace[:, : len(embeddings) * len(chunk)].view(4, len(embeddings), -1)  # (4, Q, c)
+                sums += chunk_loss(embeddings.to(dtype), chunk, mask, scratch, gradient if with_gradient else None)
+                counts += len(chunk) if mask is None else mask.sum(1)
+        scale = self.settings.loss.weight / counts.clamp(min=1)
+        return sums * scale, gradient * scale[:, None]
 
-    def _closed_form(
-        self, embeddings: Tensor, chunk: StoredPixels, other: Tensor | None, room: Tensor, gradient: Tensor | None
+    def _dot_product_chunk(
+        self, embeddings: Tensor, chunk: StoredPixels, mask: Tensor | None, workspace: Tensor, gradient: Tensor | None
     ) -> Tensor:
         scale = self.settings.scale
         assert scale is not None
         pixels = chunk.embeddings.to(embeddings.dtype)
-        sums, slope = self._pair_loss(torch.mm(embeddings * -scale, pixels.T, out=room[0]), chunk, other, room[1:])
+        minus_logits = torch.mm(embeddings * -scale, pixels.T, out=workspace[0])
+        sums, derivatives = self._pair_losses(minus_logits, chunk, mask, workspace[1:])
         if gradient is not None:
-            gradient.addmm_(slope, pixels, alpha=scale)
+            gradient.addmm_(derivatives, pixels, alpha=scale)
         return sums
 
-    def _generic(
-        self, embeddings: Tensor, chunk: StoredPixels, other: Tensor | None, room: Tensor, gradient: Tensor | None
+    def _generic_chunk(
+        self, embeddings: Tensor, chunk: StoredPixels, mask: Tensor | None, workspace: Tensor, gradient: Tensor | None
     ) -> Tensor:
         with torch.enable_grad():
             leaf = embeddings.detach().requires_grad_(gradient is not None)
             logits = self._similarity(leaf, chunk)
-        sums, slope = self._pair_loss(torch.neg(logits.detach(), out=room[0]), chunk, other, room[1:])
+        minus_logits = torch.neg(logits.detach(), out=workspace[0])
+        sums, derivatives = self._pair_losses(minus_logits, chunk, mask, workspace[1:])
         if gradient is not None:
-            gradient += torch.autograd.grad(logits, leaf, slope.to(logits.dtype))[0]
+            gradient += torch.autograd.grad(logits, leaf, derivatives.to(logits.dtype))[0]
         return sums
 
     def _similarity(self, embeddings: Tensor, chunk: StoredPixels) -> Tensor:
@@ -214,22 +226,22 @@ class _Pairs:
             if self._similarity(embeddings, self.stored[:1]).requires_grad:
                 raise ValueError("the similarity has parameters of its own: fold them into the queries' embeddings")
 
-    def _pair_loss(
-        self, minus_logits: Tensor, chunk: StoredPixels, other: Tensor | None, room: Tensor
+    def _pair_losses(
+        self, minus_logits: Tensor, chunk: StoredPixels, mask: Tensor | None, workspace: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(Q,) sums of the losses of a chunk, and (Q, c) slopes; zero for pixels of a query's own image."""
+        """(Q,) sums of the losses of a chunk, and (Q, c) derivatives; zero for pixels of a query's own image."""
         loss = self.settings.loss
         if self.stuff_labels is None:
-            return loss(minus_logits, room, other)
-        wanted = (self.stuff_labels[:, None] == chunk.labels) & ~chunk.is_thing  # target 1
-        sign = 1 - 2 * wanted.to(minus_logits.dtype)
-        weight = torch.where(wanted, loss.positive_weight, 1.0).to(minus_logits.dtype)
-        sums, slope = loss(minus_logits.mul_(sign), room, weight if other is None else weight * other)
-        return sums, slope.mul_(sign)
+            return loss(minus_logits, workspace, mask)
+        is_positive = (self.stuff_labels[:, None] == chunk.labels) & ~chunk.is_thing  # target 1
+        sign = 1 - 2 * is_positive.to(minus_logits.dtype)
+        weight = torch.where(is_positive, loss.positive_weight, 1.0).to(minus_logits.dtype)
+        sums, derivatives = loss(minus_logits.mul_(sign), workspace, weight if mask is None else weight * mask)
+        return sums, derivatives.mul_(sign)
 
 
-class _AccumulatedLoss(torch.autograd.Function):
-    """Knows its gradient when the forward is done."""
+class _ChunkedLoss(torch.autograd.Function):
+    """Computes the gradient already in the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, embeddings: Tensor, pairs: _Pairs) -> Tensor:

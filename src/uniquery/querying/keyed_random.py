@@ -1,6 +1,6 @@
-"""Random numbers that depend on what they are for, not on who asked before.
+"""Random numbers that depend on a key, not on what was drawn before.
 
-What is drawn for an image is keyed by seed, step and image: it is the same after a resumption, and with any number of
+What is drawn for an image is keyed by seed, step and image: it is the same after resuming, and with any number of
 processes.
 """
 
@@ -15,7 +15,7 @@ Generators = torch.Generator | Sequence[torch.Generator] | None
 
 
 def keyed_generator(*key: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator for one purpose.
+    """A generator that depends on the key alone.
 
     >>> float(torch.rand((), generator=keyed_generator(0, 7))) == float(torch.rand((), generator=keyed_generator(0, 7)))
     True
@@ -24,11 +24,11 @@ def keyed_generator(*key: int, device: torch.device | str = "cpu") -> torch.Gene
 
 
 def keyed_seed(*key: int) -> int:
-    """A seed for one purpose; keys may be negative, as ids are."""
+    """A seed that depends on the key alone; parts of a key may be negative, as ids may."""
     (seed,) = np.random.SeedSequence([part % 2**64 for part in key]).generate_state(1, np.uint64)
     return int(seed) % 2**63
 
 
-def of_each_image(generator: Generators, images: int) -> Sequence[torch.Generator | None]:
-    """A generator per image: the given ones, or the one they share."""
+def generator_per_image(generator: Generators, images: int) -> Sequence[torch.Generator | None]:
+    """A generator for each image: the given ones, or the one that all share."""
     return [generator] * images if generator is None or isinstance(generator, torch.Generator) else generator

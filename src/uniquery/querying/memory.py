@@ -1,4 +1,4 @@
-"""𝓜: instance pixel embeddings of past images, first in, first out."""
+"""𝓜, the memory: instance pixel embeddings of past images, first in, first out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from uniquery.structures import Pixels
 
 @dataclass(frozen=True)
 class StoredPixels(Pixels):
-    """Pixels that know where they came from.
+    """Pixels with the image and the instance that they came from.
 
     Attributes:
         image_ids: (P,) int64, of the data set.
@@ -35,8 +35,8 @@ _FIELDS = tuple(f.name for f in fields(StoredPixels))
 
 
 @dataclass(frozen=True)
-class _Mark:
-    """Where a memory stood, and what was overwritten since: places, ages and rows of each push."""
+class _Savepoint:
+    """The state to roll back to, and what was overwritten since: rows, push numbers and values of each push."""
 
     rows: StoredPixels | None
     next: int
@@ -48,8 +48,8 @@ class _Mark:
 class PixelMemory:
     """A ring buffer of pixels.
 
-    Reading never writes, and only filled rows are returned. It is no module and holds no parameter or buffer: nothing
-    of it is ever part of a model, and DDP does not touch it. Everything that decides the next read is in its state.
+    Reading never writes, and only filled rows are returned. It is not a module: it is not part of a model's state dict,
+    and DDP does not broadcast it. Everything that decides the next read is in its own state dict.
 
     Args:
         capacity: how many pixels are kept. 0 keeps the last push only: the other images of the step are the negatives.
@@ -73,55 +73,55 @@ class PixelMemory:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Removes everything."""
         self._rows: StoredPixels | None = None
-        self._born = torch.zeros(0, dtype=torch.int64)  # (capacity,) push at which each row was written
-        self._next = 0  # where the ring goes on
+        self._pushed_at = torch.zeros(0, dtype=torch.int64)  # (capacity,) push at which each row was written
+        self._next = 0  # row of the next push
         self._fill = 0
         self._pushes = 0
-        self._mark: _Mark | None = None
+        self._savepoint: _Savepoint | None = None
 
     def __len__(self) -> int:
         return self._fill
 
     @torch.no_grad()
     def push(self, pixels: StoredPixels) -> None:
-        """Stores pixels, over the oldest where it is full; of a push larger than the memory, the last ones stay."""
+        """Stores pixels, overwriting the oldest; of a push larger than the memory, the last ones are kept."""
         self._pushes += 1
         if self.capacity == 0:
             self._rows, self._fill = self._as_stored(pixels), len(pixels)
             return
         rows = self._ring(pixels)
         pixels = pixels[-self.capacity :] if len(pixels) > self.capacity else pixels
-        places = (torch.arange(len(pixels)) + self._next) % self.capacity
-        self._keep_overwritten(rows, places)
-        self._born[places] = self._pushes
+        index = (torch.arange(len(pixels)) + self._next) % self.capacity
+        self._keep_overwritten(rows, index)
+        self._pushed_at[index] = self._pushes
         for name in _FIELDS:
             column = getattr(rows, name)
-            column[places.to(column.device, non_blocking=True)] = getattr(pixels, name).to(column.device, column.dtype)
+            column[index.to(column.device, non_blocking=True)] = getattr(pixels, name).to(column.device, column.dtype)
         self._next = (self._next + len(pixels)) % self.capacity
         self._fill = min(self._fill + len(pixels), self.capacity)
 
-    def mark(self) -> None:
-        """From here on, what a push overwrites is kept, until the next mark."""
-        self._mark = _Mark(self._rows, self._next, self._fill, self._pushes, [])
+    def savepoint(self) -> None:
+        """Keeps what later pushes overwrite, until the next savepoint, so that they can be rolled back."""
+        self._savepoint = _Savepoint(self._rows, self._next, self._fill, self._pushes, [])
 
     def rollback(self) -> None:
-        """Undoes every push since the mark: a step that went wrong leaves nothing behind."""
-        assert self._mark is not None, "nothing is marked"
-        mark = self._mark
-        for places, born, rows in reversed(mark.overwritten):
-            self._born[places] = born
+        """Undoes every push since the last savepoint."""
+        assert self._savepoint is not None, "call savepoint first"
+        saved = self._savepoint
+        for index, pushed_at, values in reversed(saved.overwritten):
+            self._pushed_at[index] = pushed_at
             for name in _FIELDS:
                 column = getattr(self._rows, name)
-                column[places.to(column.device)] = getattr(rows, name)
-        self._rows, self._next, self._fill, self._pushes = mark.rows, mark.next, mark.fill, mark.pushes
-        self.mark()
+                column[index.to(column.device)] = getattr(values, name)
+        self._rows, self._next, self._fill, self._pushes = saved.rows, saved.next, saved.fill, saved.pushes
+        self.savepoint()
 
-    def _keep_overwritten(self, rows: StoredPixels, places: Tensor) -> None:
-        if self._mark is not None:
-            on_device = places.to(rows.embeddings.device, non_blocking=True)
-            self._mark.overwritten.append((places, self._born[places], rows[on_device]))
+    def _keep_overwritten(self, rows: StoredPixels, index: Tensor) -> None:
+        if self._savepoint is not None:
+            on_device = index.to(rows.embeddings.device, non_blocking=True)
+            self._savepoint.overwritten.append((index, self._pushed_at[index], rows[on_device]))
 
     def read(self) -> StoredPixels | None:
         """The filled rows, in no order that matters; None before the first push.
@@ -134,7 +134,7 @@ class PixelMemory:
         """Mean number of pushes since the filled rows were written."""
         if not self._fill or self.capacity == 0:
             return 0.0
-        return float(self._pushes - self._born[: self._fill].double().mean())
+        return float(self._pushes - self._pushed_at[: self._fill].double().mean())
 
     def _as_stored(self, pixels: StoredPixels) -> StoredPixels:
         columns = {name: getattr(pixels, name).detach() for name in _FIELDS}
@@ -142,10 +142,10 @@ class PixelMemory:
 
     def _ring(self, pixels: StoredPixels) -> StoredPixels:
         if self._rows is None:
-            like = self._as_stored(pixels)
-            empty = {n: getattr(like, n).new_zeros(self.capacity, *getattr(like, n).shape[1:]) for n in _FIELDS}
+            stored = self._as_stored(pixels)
+            empty = {n: getattr(stored, n).new_zeros(self.capacity, *getattr(stored, n).shape[1:]) for n in _FIELDS}
             self._rows = StoredPixels(**empty)
-            self._born = torch.zeros(self.capacity, dtype=torch.int64)
+            self._pushed_at = torch.zeros(self.capacity, dtype=torch.int64)
         return self._rows
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -154,17 +154,21 @@ class PixelMemory:
         if self._rows is None:
             return {"position": position}
         filled = self._rows[: self._fill]
-        return {"position": position, "born": self._born[: self._fill], **{n: getattr(filled, n) for n in _FIELDS}}
+        return {
+            "position": position,
+            "pushed_at": self._pushed_at[: self._fill],
+            **{n: getattr(filled, n) for n in _FIELDS},
+        }
 
     def load_state_dict(self, state: Mapping[str, Tensor], device: torch.device | str = "cpu") -> None:
-        """The inverse; a memory of another capacity does not fit.
+        """Restores a state; the capacity must be the same.
 
         Raises:
-            ValueError: the state is of another capacity.
+            ValueError: the capacity differs.
         """
         next_row, fill, pushes, capacity = state["position"].tolist()
         if capacity != self.capacity:
-            raise ValueError(f"the saved memory is of {capacity} pixels, this one of {self.capacity}")
+            raise ValueError(f"the saved memory has a capacity of {capacity} pixels, this one of {self.capacity}")
         self.clear()
         if "embeddings" not in state:
             self._pushes = pushes
@@ -173,7 +177,7 @@ class PixelMemory:
         if self.capacity:
             for name in _FIELDS:
                 getattr(self._ring(rows), name)[:fill] = getattr(rows, name)
-            self._born[:fill] = state["born"]
+            self._pushed_at[:fill] = state["pushed_at"]
         else:
             self._rows = rows
         self._next, self._fill, self._pushes = next_row, fill, pushes

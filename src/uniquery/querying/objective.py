@@ -5,97 +5,45 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from uniquery.parallel import gather_rows, get_rank
 from uniquery.querying.contract import QueriesT, Segmenter
-from uniquery.querying.equivariance import EquivarianceLoss, feature_equivariance, view_of
-from uniquery.querying.inter_scene import InterSceneLoss, PairLoss
+from uniquery.querying.equivariance import Equivariance, EquivarianceLoss, feature_equivariance, view_of
+from uniquery.querying.inter_scene import InterScene, InterSceneLoss
 from uniquery.querying.keyed_random import keyed_generator
 from uniquery.querying.memory import PixelMemory, StoredPixels
-from uniquery.querying.sampling import Sampler, instance_balanced, sample_pixels
-from uniquery.querying.transforms import Transform, TransformGroup
+from uniquery.querying.sampling import sample_pixels
+from uniquery.querying.transforms import Transform
+from uniquery.settings import Settings
 from uniquery.structures import Images, Queries, Targets, index_in_batch
 
-_WATCHED_QUERIES, _WATCHED_PIXELS = 64, 2048
-_VIEWS, _PIXELS, _NEGATIVES, _QUERIES, _KEPT = range(5)  # what random numbers are for
+_LOGGED_QUERIES, _LOGGED_PIXELS = 64, 2048
+_VIEWS, _PIXELS, _NEGATIVES, _QUERIES, _KEPT = range(5)  # keys of random numbers: what they are drawn for
 
 Phase = Callable[[str], AbstractContextManager[None]]
 
 
-@dataclass(frozen=True)
-class InterScene:
-    """Settings of the inter-scene part.
+class QueryingSettings(Settings):
+    """The two parts of the algorithm; a part that is left out is off."""
 
-    Attributes:
-        weight: of L_inter.
-        ramp_steps: training forwards over which the weight grows from 0.
-        loss: of a (query, pixel) pair.
-        sampler: which pixels of an image enter the memory.
-        capacity: of the memory, in pixels; 0 uses the other images of the same forward.
-        dtype: of the stored embeddings.
-        negatives_per_step: read a random part of the memory; None reads all.
-        max_queries: cap on the queries of a decoder layer that take part; None takes all.
-        queries: "matched" leaves out those that own no instance; only set prediction has such.
-        layers: "all" takes the queries of every decoder layer, where there are several.
-        gather: with several processes, every memory gets the pixels of all; False keeps a memory per process.
-    """
+    inter: InterScene | None = None
+    equivariance: Equivariance | None = None
 
-    weight: float = 1.0
-    ramp_steps: int = 0
-    loss: PairLoss = field(default_factory=PairLoss)
-    sampler: Sampler = field(default_factory=instance_balanced)
-    capacity: int = 100_000
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    negatives_per_step: int | None = None
-    max_queries: int | None = None
-    queries: Literal["all", "matched"] = "all"
-    layers: Literal["last", "all"] = "last"
-    gather: bool = True
-
-    def __post_init__(self) -> None:
-        if self.weight < 0 or self.ramp_steps < 0:
-            raise ValueError("weight and ramp_steps must not be negative")
-        if any(count is not None and count < 1 for count in (self.negatives_per_step, self.max_queries)):
-            raise ValueError("negatives_per_step and max_queries must be at least 1, or None for all")
-        if self.queries not in ("all", "matched") or self.layers not in ("last", "all"):
-            raise ValueError("queries must be 'all' or 'matched', and layers 'last' or 'all'")
-
-
-@dataclass(frozen=True)
-class Equivariance:
-    """Settings of the equivariance part.
-
-    Attributes:
-        weight: λ.
-        group: the random policy G.
-        views: "paired": each image comes with its view and the base loss is the mean of both's; "extra": views serve
-            L_equi only.
-        target: "masks" is Eq. 8, "features" Eq. 6. λ = 0 with paired views leaves plain augmentation, Eq. 7.
-    """
-
-    weight: float = 3.0
-    group: TransformGroup = field(default_factory=TransformGroup)
-    views: Literal["paired", "extra"] = "paired"
-    target: Literal["masks", "features"] = "masks"
-
-    def __post_init__(self) -> None:
-        if self.weight < 0:
-            raise ValueError("λ must not be negative")
-        if self.views not in ("paired", "extra") or self.target not in ("masks", "features"):
-            raise ValueError("views must be 'paired' or 'extra', and target 'masks' or 'features'")
-        if self.views == "extra" and not self.weight:
-            raise ValueError("λ = 0 leaves extra views without a use: take paired ones, or leave equivariance out")
+    @property
+    def forwards_per_image(self) -> int:
+        """How many forwards each loaded image takes part in with the base loss: 2 with paired views."""
+        return 2 if self.equivariance and self.equivariance.views == "paired" else 1
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """What one forward gave, and which of its queries owns what."""
+    """Outputs of one forward pass, its targets, and which query owns which of them."""
 
     outputs: Any
     targets: Sequence[Targets]
@@ -105,12 +53,12 @@ class _Pass:
 class UniqueQuerying(nn.Module):
     """L_base(I) + w · L_inter + λ · L_equi. With both parts left out it is the segmenter's own objective (Eq. 3).
 
-    It adds no parameter: the segmenter inside keeps its names and its inference.
+    It adds no parameter: the segmenter inside keeps its parameter names and its inference.
 
     Args:
-        segmenter: what is trained.
-        inter: the inter-scene part.
-        equivariance: the equivariance part.
+        segmenter: the model to train.
+        inter: settings of the inter-scene part; None: off.
+        equivariance: settings of the equivariance part; None: off.
         seed: of what the two parts draw; the segmenter draws from torch's global generator.
     """
 
@@ -126,24 +74,22 @@ class UniqueQuerying(nn.Module):
         self.segmenter = segmenter
         self.inter, self.equivariance = inter, equivariance
         self.memory = PixelMemory(inter.capacity, inter.dtype) if inter else PixelMemory(0)
-        self.inter_loss = InterSceneLoss(
-            inter.loss if inter else PairLoss(), dot_product_scale=segmenter.dot_product_scale
-        )
+        self.inter_loss = InterSceneLoss(inter.loss if inter else None, dot_product_scale=segmenter.dot_product_scale)
         self.steps, self.seed = 0, seed
-        self._last: tuple[Any, Tensor] | None = None  # queries and image ids of the last step, for `watch`
+        self._last_queries: tuple[Any, Tensor] | None = None  # and their image ids, for `statistics`
 
     def forward(
         self, images: Images, targets: Sequence[Targets], phase: Phase = lambda _: nullcontext()
     ) -> dict[str, Tensor]:
-        """Weighted losses by name; `phase` is told which part of the work begins."""
-        original = self._queried(images, targets, phase)
+        """Weighted losses by name; `phase` is entered with the name of each phase, for timing."""
+        original = self._forward_and_assign(images, targets, phase)
         supervised = [original]
         if self.equivariance:
             with phase("forward"):
-                each = self._generators(_VIEWS, targets, "cpu")
-                transforms = self.equivariance.group.draw(images.sizes, self._generator(_VIEWS), each)
+                each = self._image_generators(_VIEWS, targets, "cpu")
+                transforms = self.equivariance.draw(images.sizes, self._generator(_VIEWS), each)
                 views = view_of(images, targets, transforms)
-            view = self._queried(*views, phase)
+            view = self._forward_and_assign(*views, phase)
             if self.equivariance.views == "paired":
                 supervised.append(view)
         with phase("loss"):
@@ -155,55 +101,55 @@ class UniqueQuerying(nn.Module):
         self.steps += self.training
         return losses
 
-    def _queried(self, images: Images, targets: Sequence[Targets], phase: Phase) -> _Pass:
+    def _forward_and_assign(self, images: Images, targets: Sequence[Targets], phase: Phase) -> _Pass:
         with phase("forward"):
             outputs = self.segmenter(images)
         with phase("assign"):
             return _Pass(outputs, targets, self.segmenter.assign(outputs, targets))
 
     def _inter_scene(self, settings: InterScene, passes: Sequence[_Pass]) -> Tensor:
-        """Eq. 5: push this step's pixels, then query the memory, each query without its own image."""
-        targets = [target for one in passes for target in one.targets]
+        """Eq. 5: push this step's pixels, then query the memory; pixels of a query's own image are left out."""
+        targets = [target for one_pass in passes for target in one_pass.targets]
         if self.training:
-            self.memory.push(self._sampled(settings, passes))
+            self.memory.push(self._sampled_pixels(settings, passes))
         stored = self._negatives(settings)
-        layers = zip(*(self._layers(settings, one) for one in passes), strict=True)
-        losses = [self._of_layer(settings, _joined(of_passes, passes), targets, stored) for of_passes in layers]
+        layers = zip(*(self._layer_queries(settings, one_pass) for one_pass in passes), strict=True)
+        losses = [self._layer_loss(settings, _concatenated(queries, passes), targets, stored) for queries in layers]
         ramp = min(1.0, (self.steps + 1) / settings.ramp_steps) if settings.ramp_steps else 1.0
         return settings.weight * ramp * torch.stack(losses).mean()
 
-    def _layers(self, settings: InterScene, one: _Pass) -> Sequence[Any]:
+    def _layer_queries(self, settings: InterScene, one_pass: _Pass) -> Sequence[Any]:
         if settings.layers == "all":
-            return self.segmenter.layer_queries(one.outputs, one.assignment)
-        return [self.segmenter.queries(one.outputs, one.assignment)]
+            return self.segmenter.layer_queries(one_pass.outputs, one_pass.assignment)
+        return [self.segmenter.queries(one_pass.outputs, one_pass.assignment)]
 
-    def _sampled(self, settings: InterScene, passes: Sequence[_Pass]) -> StoredPixels:
-        parts = []
-        for which, one in enumerate(passes):
-            pixels = one.outputs.pixels
-            generators = self._generators(_PIXELS, one.targets, pixels.embeddings.device, which)
-            parts.append(sample_pixels(pixels, one.targets, settings.sampler, generators))
-        sampled = StoredPixels.cat(parts)
+    def _sampled_pixels(self, settings: InterScene, passes: Sequence[_Pass]) -> StoredPixels:
+        per_pass = []
+        for index, one_pass in enumerate(passes):
+            pixels = one_pass.outputs.pixels
+            generators = self._image_generators(_PIXELS, one_pass.targets, pixels.embeddings.device, index)
+            per_pass.append(sample_pixels(pixels, one_pass.targets, settings.sampling, generators))
+        sampled = StoredPixels.cat(per_pass)
         if settings.gather:
             names = [f.name for f in fields(sampled)]
             sampled = StoredPixels(*gather_rows([getattr(sampled, name) for name in names]))
         # The same order in memory, and so the same random part of it, whichever process saw an image.
         sampled = sampled[sampled.image_ids.argsort(stable=True)]
         if 0 < settings.capacity < len(sampled):
-            kept = self._some(len(sampled), settings.capacity, _KEPT)
+            kept = self._random_indices(len(sampled), settings.capacity, _KEPT)
             sampled = sampled[kept.to(sampled.image_ids.device)]
         return sampled
 
-    def _of_layer(
+    def _layer_loss(
         self, settings: InterScene, queries: Any, targets: Sequence[Targets], stored: StoredPixels | None
     ) -> Tensor:
         if settings.queries == "matched":
             queries = _matched(queries)
         if settings.max_queries and len(queries) > settings.max_queries:
-            some = self._some(len(queries), settings.max_queries, _QUERIES, get_rank())
-            queries = queries[some.to(queries.image.device)]
+            kept = self._random_indices(len(queries), settings.max_queries, _QUERIES, get_rank())
+            queries = queries[kept.to(queries.image.device)]
         ids = torch.tensor([t.image_id for t in targets], device=queries.image.device)[queries.image]
-        self._last = queries.detach(), ids
+        self._last_queries = queries.detach(), ids
         loss: Tensor = self.inter_loss(queries, ids, stored, self.segmenter.similarity, _stuff_labels(queries, targets))
         return loss
 
@@ -211,25 +157,25 @@ class UniqueQuerying(nn.Module):
         stored = self.memory.read()
         if stored is None or settings.negatives_per_step is None or len(stored) <= settings.negatives_per_step:
             return stored
-        some = self._some(len(stored), settings.negatives_per_step, _NEGATIVES)
-        return stored[some.to(stored.image_ids.device)]
+        kept = self._random_indices(len(stored), settings.negatives_per_step, _NEGATIVES)
+        return stored[kept.to(stored.image_ids.device)]
 
-    def _some(self, total: int, count: int, *key: int) -> Tensor:
+    def _random_indices(self, total: int, count: int, *key: int) -> Tensor:
         return torch.randperm(total, generator=self._generator(*key))[:count]
 
     def _generator(self, *key: int, device: torch.device | str = "cpu") -> torch.Generator:
         return keyed_generator(self.seed, self.steps, *key, device=device)
 
-    def _generators(
-        self, purpose: int, targets: Sequence[Targets], device: torch.device | str, which: int = 0
+    def _image_generators(
+        self, purpose: int, targets: Sequence[Targets], device: torch.device | str, pass_index: int = 0
     ) -> list[torch.Generator]:
-        """One for each image; it differs where an image comes twice, and for its view."""
-        seen: Counter[int] = Counter()
+        """A generator for each image; keyed apart where an image comes twice, and for its view."""
+        occurrences: Counter[int] = Counter()
         generators = []
         for target in targets:
-            key = (purpose, target.image_id, seen[target.image_id], which)
+            key = (purpose, target.image_id, occurrences[target.image_id], pass_index)
             generators.append(self._generator(*key, device=device))
-            seen[target.image_id] += 1
+            occurrences[target.image_id] += 1
         return generators
 
     def _equivariance(
@@ -244,30 +190,30 @@ class UniqueQuerying(nn.Module):
         return settings.weight * loss(queries, view.targets, pixels, transforms)
 
     @torch.no_grad()
-    def watch(self) -> dict[str, float]:
-        """How full and how old the memory is, and how strongly the owners of the last step fire on a part of it."""
+    def statistics(self) -> dict[str, float]:
+        """For the log: fill and age of the memory, and how strongly matched queries of the last step fire on it."""
         stored = self.memory.read()
-        if self._last is None or stored is None or not len(stored):
+        if self._last_queries is None or stored is None or not len(stored):
             return {}
-        queries, ids = self._last
-        owners = (queries.target >= 0).nonzero().flatten()
-        some = owners[:: max(1, len(owners) // _WATCHED_QUERIES)]
-        seen = stored[:: max(1, len(stored) // _WATCHED_PIXELS)]
-        seen = replace(seen, embeddings=seen.embeddings.float())
-        fired = self.segmenter.similarity(queries[some], seen).sigmoid()[seen.of_other_images(ids[some])]
+        queries, ids = self._last_queries
+        matched = (queries.target >= 0).nonzero().flatten()
+        matched = matched[:: max(1, len(matched) // _LOGGED_QUERIES)]
+        pixels = stored[:: max(1, len(stored) // _LOGGED_PIXELS)]
+        pixels = replace(pixels, embeddings=pixels.embeddings.float())
+        response = self.segmenter.similarity(queries[matched], pixels).sigmoid()[pixels.of_other_images(ids[matched])]
         return {
             "memory_fill": float(len(self.memory)),
             "memory_age": self.memory.mean_age(),
-            "cross_scene_response": fired.mean().item() if len(fired) else 0.0,
-            "hard_negatives": (fired > 0.5).float().mean().item() if len(fired) else 0.0,
+            "cross_scene_response": response.mean().item() if len(response) else 0.0,
+            "hard_negatives": (response > 0.5).float().mean().item() if len(response) else 0.0,
         }
 
     def algorithm_state(self) -> dict[str, Tensor]:
-        """What the algorithm remembers beside the segmenter's weights, for a checkpoint of training."""
+        """State of the algorithm besides the segmenter's weights, for a training checkpoint."""
         return {"steps": torch.tensor(self.steps), **{f"memory/{k}": v for k, v in self.memory.state_dict().items()}}
 
     def load_algorithm_state(self, state: Mapping[str, Tensor], device: torch.device | str = "cpu") -> None:
-        """The inverse."""
+        """Restores what `algorithm_state` returned."""
         self.steps = int(state["steps"])
         memory = {k.removeprefix("memory/"): v for k, v in state.items() if k.startswith("memory/")}
         self.memory.load_state_dict(memory, device)
@@ -284,18 +230,19 @@ def _stuff_labels(queries: Queries, targets: Sequence[Targets]) -> Tensor | None
     labels = [
         torch.full_like(t.labels, -1) if t.things is None else t.labels.masked_fill(t.things, -1) for t in targets
     ]
-    nobody = labels[0].new_full((1,), -1)  # what an unmatched query owns
+    unmatched = labels[0].new_full((1,), -1)
     index = torch.where(queries.target >= 0, index_in_batch(targets, queries.image, queries.target), -1)
-    return torch.cat([*labels, nobody])[index]
+    return torch.cat([*labels, unmatched])[index]
 
 
-def _joined(queries: Sequence[QueriesT], passes: Sequence[_Pass]) -> QueriesT:
+def _concatenated(queries: Sequence[QueriesT], passes: Sequence[_Pass]) -> QueriesT:
     """The queries of all passes, as if their images were one batch."""
     if len(queries) == 1:
         return queries[0]
-    starts = accumulate((len(one.targets) for one in passes), initial=0)
+    starts = accumulate((len(one_pass.targets) for one_pass in passes), initial=0)
     return queries[0].cat([replace(q, image=q.image + start) for q, start in zip(queries, starts, strict=False)])
 
 
 def _mean(losses: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.stack([one[name] for one in losses]).mean() for name in losses[0]}
+    """The mean of each loss over the passes."""
+    return {name: torch.stack([of_pass[name] for of_pass in losses]).mean() for name in losses[0]}

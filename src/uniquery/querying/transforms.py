@@ -8,31 +8,35 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, PositiveFloat, field_validator
 from torch import Tensor
 
-from uniquery.querying.keyed_random import Generators, of_each_image
+from uniquery.querying.keyed_random import Generators, generator_per_image
+from uniquery.settings import Settings
 
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+COARSEST_STRIDE = 32  # windows on its grid are whole cells of every map
 _MASKS_AT_ONCE = 16
-CELL = 32  # the coarsest stride: windows on its grid are whole cells of every map
 
 
 @dataclass(frozen=True)
 class Transform:
-    """One drawn element g: cut a window, mirror it, then rotate and scale it about its center.
+    """One drawn element g: crop a window, flip it, then rotate and scale it about its center.
 
-    A window on the grid of the coarsest stride, mirrored or not, is an exact index operation at every stride. Rotation
-    and scaling resample; what they bring in from outside the window is not valid.
+    A window on the grid of the coarsest stride, flipped or not, is an exact index operation at every stride. Rotation
+    and scaling resample; pixels from outside the window are not valid.
 
     Attributes:
         top: of the window, in pixels.
         left: of the window.
         height: of the window, and of the view.
         width: of the window, and of the view.
-        flip: mirror left and right, inside the window.
+        flip: left and right, inside the window.
         angle: in degrees, counter-clockwise as seen.
         scale: above 1 enlarges.
 
@@ -51,7 +55,7 @@ class Transform:
 
     @property
     def is_exact(self) -> bool:
-        """Whether it only moves values."""
+        """Whether it only moves values, without resampling."""
         return self.angle == 0 and self.scale == 1
 
     def on_map(self, x: Tensor, stride: int = 1, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
@@ -81,9 +85,9 @@ class Transform:
         if self.is_exact:
             return self.on_map(masks)
         moved = masks.new_empty(len(masks), self.height, self.width)
-        for start in range(0, len(masks), _MASKS_AT_ONCE):  # resampling needs floats: of a few masks, never of hundreds
-            part = masks[start : start + _MASKS_AT_ONCE].to(torch.uint8)
-            moved[start : start + _MASKS_AT_ONCE] = self.on_map(part, mode="nearest")
+        for start in range(0, len(masks), _MASKS_AT_ONCE):  # resampling needs floats: only of a few masks at a time
+            some = masks[start : start + _MASKS_AT_ONCE].to(torch.uint8)
+            moved[start : start + _MASKS_AT_ONCE] = self.on_map(some, mode="nearest")
         return moved
 
     def on_locations(self, locations: Tensor) -> Tensor:
@@ -103,32 +107,23 @@ class Transform:
             dim=1,
         )
 
-    def on_boxes(self, boxes: Tensor) -> Tensor:
-        """(K, 4) x0 y0 x1 y1 → boxes around their transformed corners, cut to the view."""
-        x0, y0, x1, y1 = boxes.unbind(1)
-        corners = torch.stack([torch.stack(c, 1) for c in ((x0, y0), (x1, y0), (x1, y1), (x0, y1))], 1)  # (K, 4, 2)
-        moved = self.on_locations(corners.flatten(0, 1)).view(-1, 4, 2)
-        limit = moved.new_tensor([self.width, self.height])
-        low, high = moved.amin(1).clamp(min=0), moved.amax(1).clamp(min=0)
-        return torch.cat([torch.minimum(low, limit), torch.minimum(high, limit)], dim=1)
-
     def valid(self, stride: int = 1, device: torch.device | None = None) -> Tensor:
-        """(h', w') bool: where the view shows the window."""
+        """(h', w') bool: which pixels of the view lie inside the window."""
         _, _, height, width = self._window(stride)
         if self.is_exact:
             return torch.ones(height, width, dtype=torch.bool, device=device)
         return (self._grid(height, width, device)[0].abs() <= 1).all(-1)
 
     def inverse(self) -> Transform:
-        """The element that undoes it, where the window is the whole source."""
+        """The inverse element, where the window is the whole source."""
         if self.top or self.left:
-            raise ValueError("a crop cannot be undone")
+            raise ValueError("a crop has no inverse")
         return Transform(
             0, 0, self.height, self.width, self.flip, self.angle if self.flip else -self.angle, 1 / self.scale
         )
 
     def then(self, other: Transform) -> Transform:
-        """The one element that equals this followed by another; after resampling, the other must not crop."""
+        """The element that equals this one followed by another; after resampling, the other must not crop."""
         if not self.is_exact and (other.top or other.left or (other.height, other.width) != (self.height, self.width)):
             raise ValueError("a crop of a resampled view is not one element")
         left = self.width - other.left - other.width if self.flip else other.left
@@ -143,11 +138,11 @@ class Transform:
         )
 
     def _grid(self, height: int, width: int, device: torch.device | None) -> Tensor:
-        """(1, h', w', 2): where in the mirrored window, from −1 to 1, each cell of the view looks."""
+        """(1, h', w', 2): sampling locations in the flipped window, from −1 to 1."""
         cos, sin = math.cos(math.radians(self.angle)) / self.scale, math.sin(math.radians(self.angle)) / self.scale
         aspect = self.height / self.width
         theta = torch.tensor([[cos, -sin * aspect, 0], [sin / aspect, cos, 0]], device=device, dtype=torch.float32)
-        with torch.autocast(theta.device.type, enabled=False):  # in bfloat16 it would be off by pixels
+        with torch.autocast(theta.device.type, enabled=False):  # bfloat16 would be off by pixels
             return F.affine_grid(theta[None], [1, 1, height, width], align_corners=False)
 
     def _window(self, stride: int) -> tuple[int, int, int, int]:
@@ -159,33 +154,23 @@ class Transform:
         return top, left, height, width
 
 
-@dataclass(frozen=True)
-class TransformGroup:
-    """G: a random policy that draws one element per image.
+class TransformGroup(Settings):
+    """G: a random policy that draws one element per image."""
 
-    Attributes:
-        flip: probability of mirroring.
-        crop: smallest and largest fraction of each side that is kept; one fraction serves a whole step. None: no crop.
-        rotate: smallest and largest angle in degrees. None: no rotation.
-        scale: smallest and largest factor. None: no scaling.
-        combine: compose all, or choose one of them for each image.
-    """
+    flip: float = Field(0.5, ge=0, le=1, description="probability of a horizontal flip")
+    crop: tuple[Fraction, Fraction] | None = Field(
+        (0.6, 1.0), description="smallest and largest fraction of each side that is kept; None: no crop"
+    )
+    rotate: tuple[float, float] | None = Field(None, description="smallest and largest angle in degrees")
+    scale: tuple[PositiveFloat, PositiveFloat] | None = Field(None, description="smallest and largest factor")
+    combine: Literal["compose", "choose"] = Field("compose", description="apply all of them, or choose one per image")
 
-    flip: float = 0.5
-    crop: tuple[float, float] | None = (0.6, 1.0)
-    rotate: tuple[float, float] | None = None
-    scale: tuple[float, float] | None = None
-    combine: Literal["compose", "choose"] = "compose"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.flip <= 1:
-            raise ValueError("flip must be a probability in 0..1")
-        if self.crop is not None and not 0 < self.crop[0] <= self.crop[1] <= 1:
-            raise ValueError("crop must be two fractions in 0..1, the smaller first")
-        if self.scale is not None and not 0 < self.scale[0] <= self.scale[1]:
-            raise ValueError("scale must be two positive factors, the smaller first")
-        if self.rotate is not None and self.rotate[0] > self.rotate[1]:
-            raise ValueError("rotate must have the smaller angle first")
+    @field_validator("crop", "rotate", "scale")
+    @classmethod
+    def _smaller_first(cls, limits: tuple[float, float] | None) -> tuple[float, float] | None:
+        if limits is not None and limits[0] > limits[1]:
+            raise ValueError("give the smaller value first")
+        return limits
 
     def draw(
         self, sizes: Sequence[tuple[int, int]], generator: torch.Generator | None = None, each: Generators = None
@@ -194,17 +179,17 @@ class TransformGroup:
 
         Args:
             sizes: of the images.
-            generator: of what the images share.
-            each: of what they do not; by default the same.
+            generator: draws the crop fraction, which all images share.
+            each: draws the rest, one generator per image; by default the same.
         """
         fraction = self._uniform(self.crop, generator) if self.crop else 1.0
-        generators = of_each_image(each or generator, len(sizes))
+        generators = generator_per_image(each or generator, len(sizes))
         return [self._draw_one(size, fraction, own) for size, own in zip(sizes, generators, strict=True)]
 
     def _draw_one(self, size: tuple[int, int], fraction: float, generator: torch.Generator | None) -> Transform:
-        """An element; the identity for an image narrower than a cell, which holds no window."""
+        """An element; the identity for an image narrower than one cell of the coarsest stride."""
         available = {"flip": self.flip > 0, "crop": self.crop, "rotate": self.rotate, "scale": self.scale}
-        names = [name for name, setting in available.items() if setting] if min(size) >= CELL else []
+        names = [name for name, setting in available.items() if setting] if min(size) >= COARSEST_STRIDE else []
         if self.combine == "choose" and names:
             names = [names[int(self._uniform((0, len(names)), generator))]]
         kept = fraction if "crop" in names else 1.0
@@ -216,10 +201,10 @@ class TransformGroup:
 
     def _side(self, side: int, fraction: float, generator: torch.Generator | None) -> tuple[int, int]:
         """Start and length of the smallest window on the grid that keeps the fraction, inside the valid side."""
-        whole = max(side // CELL, 1)
-        cells = min(math.ceil(fraction * side / CELL), whole)
+        whole = max(side // COARSEST_STRIDE, 1)
+        cells = min(math.ceil(fraction * side / COARSEST_STRIDE), whole)
         start = int(self._uniform((0, whole - cells + 1), generator))
-        return start * CELL, cells * CELL
+        return start * COARSEST_STRIDE, cells * COARSEST_STRIDE
 
     @staticmethod
     def _uniform(limits: tuple[float, float], generator: torch.Generator | None) -> float:

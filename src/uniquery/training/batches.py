@@ -69,7 +69,7 @@ def training_batches(
     first, last = steps or (run.step, run.steps)
     sampler = EndlessBatches(
         len(data),
-        settings.batch_size // run.config.querying.forwards_per_scene,
+        settings.batch_size // run.config.querying.forwards_per_image,
         run.config.seed,
         first_step=first * settings.accumulate,
         last_step=last * settings.accumulate,

@@ -12,10 +12,10 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_v
 from uniquery.backbones import BackboneConfig
 from uniquery.data.augment import AnyAugmentation, Flip, ShortSide, TestSize
 from uniquery.errors import ConfigError, did_you_mean
+from uniquery.querying import QueryingSettings
 from uniquery.segmenters import SEGMENTERS, SegmenterConfig
 from uniquery.segmenters.condinst import CondInstConfig
 from uniquery.settings import Settings
-from uniquery.training.querying import QueryingConfig
 
 Override = str | tuple[str, Any]  # "a.b=c" with a yaml value, or the key and the value themselves
 
@@ -143,7 +143,7 @@ class Config(Settings):
     seed: int = Field(0, ge=0)
     model: Annotated[SegmenterConfig, BeforeValidator(_named_segmenter)] = CondInstConfig()
     backbone: Annotated[BackboneConfig, BeforeValidator(_named)] = BackboneConfig(name="resnet50", weights="imagenet")
-    querying: QueryingConfig = QueryingConfig()
+    querying: QueryingSettings = QueryingSettings()
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -152,7 +152,7 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _whole_pairs(self) -> Config:
-        if self.train.batch_size % self.querying.forwards_per_scene:
+        if self.train.batch_size % self.querying.forwards_per_image:
             raise ValueError(
                 f"train.batch_size counts forwards and must be even with paired views (given: {self.train.batch_size})"
             )

@@ -236,7 +236,7 @@ def _log(work: Work, found: Gradients, task: TaskID) -> None:
     run.sums, run.summed = {}, 0
     lr = max(group["lr"] for group in run.optimizer.param_groups)
     seconds = clock.take()
-    watched = run.objective.watch()
+    watched = run.objective.statistics()
     if watched:
         watched["memory_age"] /= run.config.train.accumulate  # of pushes, one a forward
     extra = {"querying": watched} if watched else {}

@@ -70,7 +70,7 @@ def describe(batch: Batch) -> str:
 
 
 def _advice_for_training(config: Config) -> list[str]:
-    settings, least = config.train, config.querying.forwards_per_scene
+    settings, least = config.train, config.querying.forwards_per_image
     smaller = [size for size in range(least, settings.batch_size, least) if settings.batch_size % size == 0]
     fewer = f"fewer queries: a smaller model.{'queries' if config.model.name == 'mask2former' else 'max_queries'}"
     if smaller:

@@ -34,7 +34,7 @@ class StepGuard:
     def begin(self) -> None:
         """The state now is the one to go back to."""
         self._forwards = self.run.objective.steps
-        self.run.objective.memory.mark()
+        self.run.objective.memory.savepoint()
         _copy(self._buffers, self._copies)
 
     @torch.no_grad()

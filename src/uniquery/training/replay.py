@@ -115,7 +115,7 @@ def replay(folder: str | Path, device: torch.device | str = "cpu") -> Replayed:
     batches = _read_batches(folder, values)
     config = _read_config(folder)
     model, _ = load_model(folder / MODEL_FILE, device)
-    objective = config.querying.build(model, config.seed).train()
+    objective = UniqueQuerying(model, config.querying.inter, config.querying.equivariance, seed=config.seed).train()
     objective.load_algorithm_state(part(state, "algorithm/"), device)
     seed_step(config, values["step"] - 1, values["process"])
     totals: dict[str, Tensor] = {}

@@ -111,7 +111,7 @@ def build_run(config: Config, data: CocoData, *, pretrained: bool = True) -> Run
     steps = settings.steps or max(1, round((settings.epochs or 0) * len(data) / images))
     optimizer = build_optimizer(model, config.optim, images)
     average = EMA(model, settings.ema) if settings.ema else None
-    objective = config.querying.build(model, config.seed)
+    objective = UniqueQuerying(model, config.querying.inter, config.querying.equivariance, seed=config.seed)
     return Run(config, card, model, objective, wrap_ddp(objective), optimizer, average, steps, device)
 
 

@@ -1,4 +1,4 @@
-"""The nouns of the project: frozen, typed, and indexable where they hold a set.
+"""The data structures of the project: frozen, typed, and indexable where they hold a set.
 
 Letters: B images, K ground-truth instances of one image, N predictions of one image, Q queries, P pixels,
 D channels of a pixel embedding, d of a query, H × W the padded batch, h × w a map.
@@ -36,16 +36,16 @@ class _Moves:
 
 
 class _Indexable(_Moves):
-    """A set in tensors alone: indexing filters every field along its first axis, `cat` joins sets."""
+    """A set whose fields are all tensors: indexing filters each along its first axis, `cat` concatenates sets."""
 
     def __getitem__(self, index: Tensor | slice) -> Self:
         return self._map(lambda tensor: tensor[index])
 
     @classmethod
     def cat(cls, sets: Sequence[Self]) -> Self:
-        """One set of all members, in order."""
+        """The concatenation of several sets, in order."""
         names = [f.name for f in fields(sets[0])]  # type: ignore[arg-type]
-        return type(sets[0])(*(torch.cat([getattr(one, name) for one in sets]) for name in names))
+        return type(sets[0])(*(torch.cat([getattr(s, name) for s in sets]) for name in names))
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Targets(_Moves):
         boxes: (K, 4) float, x0 y0 x1 y1 in pixels, the far edge exclusive.
         masks: (K, H, W) bool, padded like the batch.
         image_id: the image's id in its data set.
-        valid: (H, W) bool, where masks are known; None means everywhere.
+        valid: (H, W) bool, false in ignore regions (crowds, void); None means valid everywhere.
         things: (K,) bool, false for stuff; None means that all are things.
     """
 
@@ -210,7 +210,7 @@ class Instances:
 
 
 def index_in_batch(targets: Sequence[Targets], image: Tensor, target: Tensor) -> Tensor:
-    """Indices of instances, given by image and place in it, among those of all images one after another."""
+    """Index of each instance, given by its image and its index there, in the concatenation of all images' instances."""
     starts = torch.tensor([0, *(len(t) for t in targets)][:-1], device=image.device).cumsum(0)
     return starts[image] + target
 
@@ -226,7 +226,7 @@ def rows_by_image(image: Tensor, images: int) -> tuple[Tensor, tuple[Tensor, ...
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """The tensor in at least float32: sums over a whole image drown in half precision."""
+    """The tensor in float32 or wider: sums over a whole image lose too much in half precision."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 

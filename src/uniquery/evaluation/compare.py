@@ -1,0 +1,83 @@
+"""Is one setting better than another? Paired differences over seeds, their intervals, and a verdict in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+CONFIDENCE = 0.95
+MOST_SEEDS = 100  # beyond this many, more seeds are not a practical advice
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The paired difference of a metric, variant minus control.
+
+    Attributes:
+        seeds: that both were measured with.
+        mean: of the differences.
+        std: standard deviation of the differences; None for one seed.
+        low: lower end of the 95 % interval of the mean (Student's t); None for one seed.
+        high: upper end.
+    """
+
+    seeds: tuple[int, ...]
+    mean: float
+    std: float | None
+    low: float | None
+    high: float | None
+
+    @property
+    def verdict(self) -> str:
+        """In words: "helps", "hurts", or "cannot tell" with how many more seeds would be needed."""
+        if self.low is None or self.high is None:
+            return "cannot tell: one seed has no interval, run at least 3"
+        if self.low > 0:
+            return "helps"
+        if self.high < 0:
+            return "hurts"
+        needed = self.seeds_needed()
+        if needed is None:
+            return f"cannot tell: a difference this small needs more than {MOST_SEEDS} seeds"
+        more = needed - len(self.seeds)
+        return f"cannot tell: about {more} more seed{'s' * (more > 1)} needed"
+
+    def seeds_needed(self) -> int | None:
+        """The smallest number of seeds whose interval would exclude 0, if mean and spread stay; None if above 100."""
+        if self.std is None:
+            return None
+        for count in range(max(2, len(self.seeds)), MOST_SEEDS + 1):
+            if abs(self.mean) > _half_width(self.std, count):
+                return count
+        return None
+
+
+def paired_difference(control: Mapping[int, float], variant: Mapping[int, float]) -> Difference:
+    """The difference of a metric over the seeds that both have; the mappings are seed → metric.
+
+    Raises:
+        ValueError: they share no seed.
+
+    >>> difference = paired_difference({0: 20.0, 1: 21.0, 2: 19.5}, {0: 21.1, 1: 22.0, 2: 20.4})
+    >>> f"{difference.mean:.2f} [{difference.low:.2f}, {difference.high:.2f}]", difference.verdict
+    ('1.00 [0.75, 1.25]', 'helps')
+    """
+    seeds = tuple(sorted(control.keys() & variant.keys()))
+    if not seeds:
+        raise ValueError("variant and control share no seed")
+    differences = np.array([variant[seed] - control[seed] for seed in seeds])
+    mean = float(differences.mean())
+    if len(seeds) == 1:
+        return Difference(seeds, mean, None, None, None)
+    std = float(differences.std(ddof=1))
+    half = _half_width(std, len(seeds))
+    return Difference(seeds, mean, std, mean - half, mean + half)
+
+
+def _half_width(std: float, count: int) -> float:
+    """Half of the interval of a mean of `count` values."""
+    return float(stats.t.ppf(0.5 + CONFIDENCE / 2, count - 1)) * std / math.sqrt(count)

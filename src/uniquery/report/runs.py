@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from uniquery.errors import UserError
+from uniquery.settings import flatten
 
 Weights = Literal["ema", "model"]
 
@@ -157,8 +158,8 @@ def load_run(folder: Path) -> Run:
     return Run(
         folder=folder,
         config_text=config_text,
-        config=flat(_mapping(folder / "config.yaml", config_text, yaml.safe_load)),
-        environment=flat(_mapping(folder / "environment.json", _text(folder / "environment.json"), json.loads)),
+        config=_texts(_mapping(folder / "config.yaml", config_text, yaml.safe_load)),
+        environment=_texts(_mapping(folder / "environment.json", _text(folder / "environment.json"), json.loads)),
         train=tuple(_not_overtaken(line for line in lines if isinstance(line, TrainLine))),
         evals=tuple(sorted(kept, key=lambda e: e.step)),
         diagnosis=_mapping(folder / FIGURES_FILE, _text(folder / FIGURES_FILE), json.loads),
@@ -235,21 +236,9 @@ def _mapping(path: Path, text: str, parse: Any) -> Mapping[str, Any]:
     return value
 
 
-def flat(value: Any, prefix: str = "") -> dict[str, str]:
-    """Nested names and values as one level of dotted names and texts.
-
-    >>> flat({"a": {"b": 1, "c": [1, 2]}, "d": [{"e": None}]})
-    {'a.b': '1', 'a.c': '[1, 2]', 'd.0.e': 'null'}
-    """
-    if isinstance(value, dict) and value:
-        pairs: Iterable[tuple[Any, Any]] = value.items()
-    elif isinstance(value, list) and any(isinstance(one, dict | list) for one in value):
-        pairs = enumerate(value)
-    elif prefix:
-        return {prefix: value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)}
-    else:
-        return {}
-    joined: dict[str, str] = {}
-    for name, one in pairs:
-        joined |= flat(one, f"{prefix}.{name}" if prefix else str(name))
-    return joined
+def _texts(content: Mapping[str, Any]) -> dict[str, str]:
+    """One level of dotted names and texts."""
+    return {
+        key: value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+        for key, value in flatten(dict(content)).items()
+    }

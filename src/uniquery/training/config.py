@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from uniquery.backbones import BackboneConfig
 from uniquery.data.augment import AnyAugmentation, Flip, ShortSide, TestSize
 from uniquery.errors import ConfigError, did_you_mean
-from uniquery.segmenters import SEGMENTERS, SegmenterConfig
+from uniquery.segmenters import SegmenterConfig
 from uniquery.segmenters.condinst import CondInstConfig
-from uniquery.settings import Settings
+from uniquery.settings import Settings, validate_settings
 from uniquery.training.querying import QueryingConfig
 
 Override = str | tuple[str, Any]  # "a.b=c" with a yaml value, or the key and the value themselves
@@ -211,11 +211,7 @@ def parse_config(content: dict[str, Any], overrides: Sequence[Override] = (), *,
     """A configuration from plain tables."""
     for override in overrides:
         _apply_override(content, override)
-    try:
-        return Config.model_validate(content)
-    except ValidationError as error:
-        lines = [_sentence(e["loc"], e) for e in error.errors()]
-        raise ConfigError("\n".join([f"{where} has {len(lines)} mistake{'s' * (len(lines) > 1)}:", *lines])) from None
+    return validate_settings(Config, content, where=where)
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -265,52 +261,6 @@ def _assign(node: Any, last: str, value: Any, key: str) -> None:
         raise ConfigError(f"--set {key}: there is no such place to set.")
 
 
-def _sentence(location: tuple[int | str, ...], error: Any) -> str:
-    if location[0:1] == ("model",) and location[1:2] and location[1] in SEGMENTERS:  # the union's tag is no key
-        location = location[:1] + location[2:]
-    key = ".".join(str(part) for part in location) or "the whole"
-    if error["type"] == "extra_forbidden":
-        return f"  {key}: no such key.{did_you_mean(str(location[-1]), _all_keys())}"
-    given = "" if isinstance(error["input"], dict | list | BaseModel) else f" (given: {error['input']!r})"
-    message = error["msg"].removeprefix("Value error, ")
-    hint = ""
-    if error["type"] in ("literal_error", "union_tag_invalid"):
-        choices = str(error["ctx"].get("expected") or error["ctx"].get("expected_tags"))
-        value = error["ctx"].get("tag", error["input"])
-        if error["type"] == "union_tag_invalid":
-            message = f"'{value}' is not one of {choices}"
-        hint = did_you_mean(str(value), [c.strip(" '") for c in choices.replace(" or ", ",").split(",")])
-    return f"  {key}: {message}{given}.{hint}"
-
-
-def _all_keys() -> Iterable[str]:
-    seen: set[type[BaseModel]] = set()
-
-    def walk(kind: Any) -> None:
-        if isinstance(kind, type) and issubclass(kind, BaseModel) and kind not in seen:
-            seen.add(kind)
-            for field in kind.model_fields.values():
-                walk(field.annotation)
-        for inner in get_args(kind):
-            walk(inner)
-
-    walk(Config)
-    return {key for kind in seen for key in kind.model_fields}
-
-
 def to_yaml(config: Config) -> str:
     """The resolved configuration as yaml."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def flat(config: Config) -> dict[str, Any]:
-    """Every setting under its dotted key."""
-
-    def walk(value: Any, prefix: str) -> Iterable[tuple[str, Any]]:
-        if isinstance(value, dict) and value:
-            for key, inner in value.items():
-                yield from walk(inner, f"{prefix}.{key}" if prefix else key)
-        else:
-            yield prefix, value
-
-    return dict(walk(config.model_dump(mode="json"), ""))

@@ -17,8 +17,9 @@ from uniquery.errors import ConfigError, UserError
 from uniquery.files import make_folder, write_atomically
 from uniquery.parallel import get_world_size
 from uniquery.segmenters.mask2former import Mask2FormerConfig
+from uniquery.settings import flatten
 from uniquery.training.checkpoint import has_checkpoint
-from uniquery.training.config import Config, flat, parse_config, read_yaml, to_yaml
+from uniquery.training.config import Config, parse_config, read_yaml, to_yaml
 from uniquery.training.run import Run, choose_device, images_per_step
 
 Resume = bool | Literal["auto"]
@@ -69,7 +70,8 @@ def should_resume(config: Config, resume: Resume) -> bool:
 
 def _check_unchanged(config: Config) -> None:
     file = config.folder / "config.yaml"
-    before, now = flat(parse_config(read_yaml(file), where=str(file))), flat(config)
+    saved = parse_config(read_yaml(file), where=str(file))
+    before, now = (flatten(c.model_dump(mode="json")) for c in (saved, config))
     keys = [k for k in {**before, **now} if not k.startswith(MAY_DIFFER_ON_RESUME)]
     changed = [k for k in keys if before.get(k, _ABSENT) != now.get(k, _ABSENT)]
     if changed:

@@ -21,7 +21,8 @@ from uniquery.files import make_folder, write_atomically
 from uniquery.report.drawings import png_bytes
 from uniquery.report.runs import FIGURES_FILE, PICTURE_FILE, load_run
 from uniquery.report.tables import number
-from uniquery.training.config import Override, load_config
+from uniquery.training.config import load_config
+from uniquery.training.config_files import Override
 from uniquery.training.loop import train
 from uniquery.weights.model_file import load_model
 

@@ -19,7 +19,8 @@ from uniquery.evaluation import Metrics, class_table, evaluate, table
 from uniquery.evaluation.inference import category_ids_by_name, coco_results, predict_data
 from uniquery.files import write_atomically
 from uniquery.querying import Segmenter
-from uniquery.training.config import Config, SplitConfig, parse_config, read_yaml
+from uniquery.training.config import Config, SplitConfig, parse_config
+from uniquery.training.config_files import read_yaml
 from uniquery.training.run import choose_device
 from uniquery.weights.model_file import ModelCard, check_classes, load_model
 

@@ -17,7 +17,8 @@ from uniquery.errors import DataError
 from uniquery.report.drawings import Drawn
 from uniquery.report.page import Example, render, write_report
 from uniquery.report.runs import load_run
-from uniquery.training.config import Config, parse_config, read_yaml
+from uniquery.training.config import Config, parse_config
+from uniquery.training.config_files import read_yaml
 
 PICTURES = 12
 SHOWN_SCORE = 0.5

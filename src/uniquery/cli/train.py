@@ -10,7 +10,8 @@ from rich.console import Console
 
 from uniquery.cli.options import add_set, add_split, command, split_overrides
 from uniquery.cli.report import report_runs
-from uniquery.training.config import Override, load_config
+from uniquery.training.config import load_config
+from uniquery.training.config_files import Override
 from uniquery.training.distributed import is_main_process
 from uniquery.training.loop import train
 

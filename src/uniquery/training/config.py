@@ -11,15 +11,10 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from uniquery.backbones import BackboneConfig
 from uniquery.data.augment import AnyAugmentation, Flip, ShortSide, TestSize
-from uniquery.errors import ConfigError, did_you_mean
-from uniquery.segmenters import SegmenterConfig
-from uniquery.segmenters.condinst import CondInstConfig
+from uniquery.segmenters import DEFAULT_SEGMENTER, SegmenterConfig
 from uniquery.settings import Settings, validate_settings
+from uniquery.training.config_files import Override, apply_override, find_config, read_with_bases
 from uniquery.training.querying import QueryingConfig
-
-Override = str | tuple[str, Any]  # "a.b=c" with a yaml value, or the key and the value themselves
-
-_EITHER_OR = {"train.steps": "epochs", "train.epochs": "steps"}  # setting one of these unsets its sibling
 
 
 class SplitConfig(Settings):
@@ -124,15 +119,15 @@ class EvalConfig(Settings):
     batch_size: int = Field(1, gt=0)
 
 
-def _named(value: Any) -> Any:
-    """`model: condinst` stands for `model: {name: condinst}`."""
+def _table(value: Any) -> Any:
+    """`backbone: resnet50` stands for `backbone: {name: resnet50}`."""
     return {"name": value} if isinstance(value, str) else value
 
 
-def _named_segmenter(value: Any) -> Any:
-    """A table without a name is CondInst's."""
-    value = _named(value)
-    return {"name": "condinst", **value} if isinstance(value, dict) else value
+def _segmenter_table(value: Any) -> Any:
+    """A table without a name is the default segmenter's."""
+    value = _table(value)
+    return {"name": DEFAULT_SEGMENTER.name, **value} if isinstance(value, dict) else value
 
 
 class Config(Settings):
@@ -141,8 +136,8 @@ class Config(Settings):
     name: str = Field("run", pattern=r"^[\w-][\w.-]*$", description="of the folder below the output folder")
     output: Path = Field(Path("runs"), description="where run folders go")
     seed: int = Field(0, ge=0)
-    model: Annotated[SegmenterConfig, BeforeValidator(_named_segmenter)] = CondInstConfig()
-    backbone: Annotated[BackboneConfig, BeforeValidator(_named)] = BackboneConfig(name="resnet50", weights="imagenet")
+    model: Annotated[SegmenterConfig, BeforeValidator(_segmenter_table)] = DEFAULT_SEGMENTER
+    backbone: Annotated[BackboneConfig, BeforeValidator(_table)] = BackboneConfig(name="resnet50", weights="imagenet")
     querying: QueryingConfig = QueryingConfig()
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()
@@ -164,101 +159,23 @@ class Config(Settings):
         return self.output / self.name
 
 
-def config_folder() -> Path:
-    """Where the configurations that come with the product lie: inside the package, or beside its sources."""
-    inside = Path(__file__).parents[1] / "configs"
-    return inside if inside.is_dir() else Path(__file__).parents[3] / "configs"
-
-
-def shipped_configs() -> dict[str, Path]:
-    """Name → file of the configurations that come with the product."""
-    folder = config_folder()
-    return {str(p.relative_to(folder).with_suffix("")): p for p in sorted(folder.rglob("*.yaml"))}
-
-
 def load_config(source: str | Path, overrides: Sequence[Override] = ()) -> Config:
-    """A configuration from a file or by the name of a shipped one, with `a.b=c` overrides.
+    """A configuration from a yaml file or by shipped name, with its `base` and with `a.b=c` overrides.
+
+    >>> load_config("demo", ["train.steps=10"]).train.steps
+    10
 
     Raises:
         ConfigError: all that is wrong, a line each.
     """
-    return parse_config(read_yaml(find_config(source)), overrides, where=str(source))
-
-
-def find_config(source: str | Path) -> Path:
-    """The file of a configuration given by path or by shipped name."""
-    known = shipped_configs()
-    if Path(source).is_file():
-        return Path(source)
-    if str(source) in known:
-        return known[str(source)]
-    hint = did_you_mean(str(source), known) or " 'uniquery config list' names those that come with it."
-    raise ConfigError(f"No configuration '{source}': it is neither a file nor a shipped name.{hint}")
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The tables of a yaml file."""
-    try:
-        content = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid yaml: {' '.join(str(error).split())}.") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} must hold keys and values.")
-    return content
+    return parse_config(read_with_bases(find_config(source)), overrides, where=str(source))
 
 
 def parse_config(content: dict[str, Any], overrides: Sequence[Override] = (), *, where: str) -> Config:
     """A configuration from plain tables."""
     for override in overrides:
-        _apply_override(content, override)
+        apply_override(content, override)
     return validate_settings(Config, content, where=where)
-
-
-def parse_override(text: str) -> tuple[str, Any]:
-    """Key and value of `a.b=c`; the value is yaml.
-
-    >>> parse_override("train.steps=100")
-    ('train.steps', 100)
-    """
-    key, separator, value = text.partition("=")
-    if not separator or not key:
-        raise ConfigError(f"--set {text}: write key=value, for example --set train.steps=100.")
-    try:
-        return key, yaml.safe_load(value)
-    except yaml.YAMLError:
-        return key, value
-
-
-def _apply_override(content: dict[str, Any], override: Override) -> None:
-    key, value = parse_override(override) if isinstance(override, str) else override
-    *parents, last = key.split(".")
-    node: Any = content
-    for part in parents:
-        node = _child(node, part)
-    _assign(node, last, value, key)
-    if key in _EITHER_OR and value is not None:
-        node.pop(_EITHER_OR[key], None)
-
-
-def _child(node: Any, part: str) -> Any:
-    if isinstance(node, list) and part.isdigit() and int(part) < len(node):
-        return node[int(part)]
-    if isinstance(node, dict):
-        if isinstance(node.get(part), str):  # `model: condinst` grows into a table when a key below it is set
-            node[part] = {"name": node[part]}
-        if node.get(part) is None:
-            node[part] = {}
-        return node[part]
-    return None
-
-
-def _assign(node: Any, last: str, value: Any, key: str) -> None:
-    if isinstance(node, list) and last.isdigit() and int(last) < len(node):
-        node[int(last)] = value
-    elif isinstance(node, dict):
-        node[last] = value
-    else:
-        raise ConfigError(f"--set {key}: there is no such place to set.")
 
 
 def to_yaml(config: Config) -> str:

@@ -21,7 +21,8 @@ from uniquery.files import folder_replaced, recover_folder
 from uniquery.parallel import get_rank
 from uniquery.querying import UniqueQuerying
 from uniquery.structures import Images, Targets
-from uniquery.training.config import Config, parse_config, read_yaml, to_yaml
+from uniquery.training.config import Config, parse_config, to_yaml
+from uniquery.training.config_files import read_yaml
 from uniquery.training.log import PhaseClock
 from uniquery.training.run import Run, part
 from uniquery.training.step import Gradients, forward_and_backward, gradient_norm, seed_step

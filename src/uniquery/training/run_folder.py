@@ -19,7 +19,8 @@ from uniquery.parallel import get_world_size
 from uniquery.segmenters.mask2former import Mask2FormerConfig
 from uniquery.settings import flatten
 from uniquery.training.checkpoint import has_checkpoint
-from uniquery.training.config import Config, parse_config, read_yaml, to_yaml
+from uniquery.training.config import Config, parse_config, to_yaml
+from uniquery.training.config_files import read_yaml
 from uniquery.training.run import Run, choose_device, images_per_step
 
 Resume = bool | Literal["auto"]

@@ -65,7 +65,7 @@ def copy(source: Path, target: Path) -> None:
     for file in source.iterdir():
         shutil.copyfile(file, target / file.name)
     for file in (*target.iterdir(), target):
-        files._flush(file)
+        files._fsync(file)
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def timed(times: dict[str, float]) -> Iterator[None]:
     with (
         mock.patch.object(sealed, "_write_whole", spy("write", sealed._write_whole)),
         mock.patch.object(sealed.zlib, "crc32", spy("checksum", zlib.crc32)),
-        mock.patch.object(files, "_flush", spy("wait for the disk", files._flush)),
+        mock.patch.object(files, "_fsync", spy("wait for the disk", files._fsync)),
         mock.patch.object(files.shutil, "rmtree", spy("remove the oldest", shutil.rmtree)),
     ):
         yield

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from helpers.processes import means_and_gradients, run_in_processes, whole_batch
-from uniquery.parallel import all_reduce_mean, gather_rows, normalizer
+from uniquery.parallel import all_gather_rows, all_reduce_mean, normalizer
 
 
 def test_alone_everything_is_its_own_mean():
@@ -16,7 +16,7 @@ def test_alone_everything_is_its_own_mean():
 
 def test_alone_rows_are_gathered_from_oneself():
     rows = torch.rand(3, 2)
-    assert torch.equal(gather_rows([rows])[0], rows)
+    assert torch.equal(all_gather_rows([rows])[0], rows)
 
 
 def test_a_normalizer_is_at_least_one():

@@ -22,15 +22,15 @@ TERMS = {
 
 def stop_in_step(monkeypatch, command, step: int) -> None:
     """Sends a signal while a step is taken; the command ends after it."""
-    real = loop._step
+    real = loop.Trainer.step
 
-    def signaled(work, *rest):
-        if work.run.step + 1 == step:
+    def signaled(trainer, batches):
+        if trainer.run.step + 1 == step:
             os.kill(os.getpid(), signal.SIGTERM)
-        real(work, *rest)
+        real(trainer, batches)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "_step", signaled)
+        patch.setattr(loop.Trainer, "step", signaled)
         with pytest.raises(SystemExit, match="143"):
             main(command)
 

@@ -37,15 +37,15 @@ class Killed(BaseException):
 
 def dies_in_step(monkeypatch, config, step: int, resume=False) -> None:
     """Trains until a step begins, and no further."""
-    real = loop._step
+    real = loop.Trainer.step
 
-    def dying(work, *rest):
-        if work.run.step + 1 == step:
+    def dying(trainer, batches):
+        if trainer.run.step + 1 == step:
             raise Killed
-        real(work, *rest)
+        real(trainer, batches)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "_step", dying)
+        patch.setattr(loop.Trainer, "step", dying)
         with pytest.raises(Killed):
             loop.train(config, resume=resume)
 
@@ -142,18 +142,18 @@ class TestDamage:
         loop.train(finished, resume="auto", console=Console(width=1000))
         out = capsys.readouterr().out
         assert leavings(finished.folder) == before
-        if (name, damage) == ("checksums.json", "gone"):  # as in checkpoints of earlier versions
-            assert "after step 4" in out
+        if (name, damage) == ("checksums.json", "gone"):  # nothing to compare with
+            assert "from step 4" in out
         else:
             assert name in out or name == "checksums.json"
             assert "is damaged" in out or "is missing" in out
-            assert f"Going on from {finished.folder / 'last.1'}, which is whole: step 2." in out
-            assert "after step 2" in out
+            assert f"Using {finished.folder / 'last.1'} of step 2 instead." in out
+            assert "from step 2" in out
 
     def test_nothing_whole_is_no_reason_to_start_over(self, finished):
         for name in ("last", "last.1"):
             (finished.folder / name / "trainer.safetensors").write_bytes(b"123")
-        with pytest.raises(CheckpointError, match=r"No checkpoint of .* is whole.*last.*last\.1"):
+        with pytest.raises(CheckpointError, match=r"No checkpoint of .* is intact.*last.*last\.1"):
             loop.train(finished, resume="auto")
 
     def test_a_lost_last_is_replaced_by_the_one_before(self, finished):
@@ -244,11 +244,11 @@ class TestSignals:
         whole = load_config(small_config(tmp_path, scenes), [*changes, "name=whole"])
         loop.train(whole)
         broken = load_config(small_config(tmp_path, scenes), [*changes, "name=broken"])
-        real_step, real_predict = loop._step, validation.predict_data
+        real_step, real_predict = loop.Trainer.step, validation.predict_data
 
-        def signaled_step(work, *rest):
-            real_step(work, *rest)
-            if work.run.step == 1:
+        def signaled_step(trainer, batches):
+            real_step(trainer, batches)
+            if trainer.run.step == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
 
         def signaled_predict(*arguments, **more):
@@ -258,7 +258,7 @@ class TestSignals:
                 yield result
 
         with monkeypatch.context() as patch:
-            patch.setattr(loop, "_step", signaled_step)
+            patch.setattr(loop.Trainer, "step", signaled_step)
             with pytest.raises(SystemExit, match="143"):
                 loop.train(broken)
         for _ in range(2):  # at step 2, and again when it goes on with the evaluation
@@ -267,7 +267,7 @@ class TestSignals:
                 with pytest.raises(KeyboardInterrupt):
                     loop.train(broken, resume=True)
             values = json.loads((broken.folder / "last" / "trainer.json").read_text())
-            assert (values["step"], values["evaluated"]) == (2, 0)
+            assert (values["step"], values["eval_step"]) == (2, 0)
         loop.train(broken, resume=True)
         assert leavings(broken.folder) == leavings(whole.folder)
 
@@ -287,7 +287,7 @@ class TestSignals:
     def test_a_stop_that_another_process_asked_for_leaves_one_signal_to_come(self):
         """torchrun sends its signal to all: what comes after the agreement must not end a process that saves."""
         with stop_requests() as stop:
-            stop.join()
+            stop.request()
             os.kill(os.getpid(), signal.SIGTERM)
             assert stop.signal == signal.SIGTERM
 
@@ -298,7 +298,7 @@ class TestSignals:
         assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
     def test_a_worker_outlives_signals_for_a_while(self, monkeypatch):
-        monkeypatch.setattr("uniquery.signals.WORKERS_SECONDS", 1)
+        monkeypatch.setattr("uniquery.signals.WORKER_GRACE_SECONDS", 1)
         heard, alive = os.pipe()
         child = os.fork()
         if child == 0:

@@ -18,10 +18,10 @@ from uniquery.segmenters.condinst import CondInstConfig
 from uniquery.training import loop
 from uniquery.training.checkpoint import load_trainer_state
 from uniquery.training.config import LayerConfig, OptimConfig, ScheduleConfig, load_config
-from uniquery.training.log import PhaseClock
 from uniquery.training.optim import EMA, build_optimizer, lr_factor
+from uniquery.training.phase_clock import PhaseClock
 from uniquery.training.querying import SamplingConfig
-from uniquery.weights.model_file import init_from, load_model, read_model
+from uniquery.weights.model_file import load_matching_weights, load_model, read_model_file
 
 
 def test_accumulation_sees_the_images_of_a_larger_batch(scenes, tmp_path):
@@ -48,7 +48,7 @@ def test_averaged_weights_are_evaluated_and_saved(scenes, tmp_path):
     loop.train(config)
     saved = load_file(config.folder / "last" / "model.safetensors")
     state = load_trainer_state(config.folder / "last")
-    assert all(torch.equal(saved[k], state.tensors[f"average/{k}"]) for k in saved)
+    assert all(torch.equal(saved[k], state.tensors[f"ema/{k}"]) for k in saved)
     assert any(not torch.equal(saved[k], state.tensors[f"model/{k}"]) for k in saved)
 
 
@@ -96,11 +96,11 @@ def test_parameter_groups():
 def test_init_from_reports_what_fits(scenes, tmp_path):
     config = load_config(small_config(tmp_path, scenes), ["train.steps=1"])
     loop.train(config)
-    card, _ = read_model(config.folder)
-    other = build_segmenter(card.model, card.backbone, 7)
-    report = init_from(other, config.folder)
-    assert set(report.kept) == {"head.classes.weight", "head.classes.bias"}
-    assert set(report.ignored) == {"head.classes.weight", "head.classes.bias"}
+    info, _ = read_model_file(config.folder)
+    other = build_segmenter(info.model, info.backbone, 7)
+    report = load_matching_weights(other, config.folder)
+    assert set(report.missing) == {"head.classes.weight", "head.classes.bias"}
+    assert set(report.unexpected) == {"head.classes.weight", "head.classes.bias"}
     assert "2 re-initialized: head.classes.weight" in str(report)
 
 
@@ -112,26 +112,26 @@ def test_init_from_a_foreign_checkpoint(tmp_path):
         "pixel_mean": torch.zeros(3),
     }
     torch.save({"model": theirs}, tmp_path / "condinst.pth")
-    report = init_from(model, tmp_path / "condinst.pth")
+    report = load_matching_weights(model, tmp_path / "condinst.pth")
     assert report.loaded == ("head.controller.weight",)
-    assert report.ignored == ("head.classes.weight",)
+    assert report.unexpected == ("head.classes.weight",)
     assert (model.head.controller.weight == 0.5).all()
     torch.save(theirs, tmp_path / "pytorch_model.bin")
-    assert init_from(model, tmp_path / "pytorch_model.bin") == report
+    assert load_matching_weights(model, tmp_path / "pytorch_model.bin") == report
     (tmp_path / "detectron.pkl").write_bytes(b"any pickle")
     with pytest.raises(CheckpointError, match="can run any code"):
-        init_from(model, tmp_path / "detectron.pkl")
+        load_matching_weights(model, tmp_path / "detectron.pkl")
     torch.save({"model": {"x": torch.zeros(1)}}, tmp_path / "other.pth")
     with pytest.raises(CheckpointError, match="Nothing in"):
-        init_from(model, tmp_path / "other.pth")
+        load_matching_weights(model, tmp_path / "other.pth")
 
 
 def test_a_loaded_model_predicts_the_same(scenes, tmp_path):
     config = load_config(small_config(tmp_path, scenes), ["train.steps=2"])
     loop.train(config)
-    first, card = load_model(config.folder)
+    first, info = load_model(str(config.folder))
     second, _ = load_model(config.folder / "best" / "model.safetensors")
-    assert [c.name for c in card.categories] == ["disc", "box", "triangle"] or len(card.categories) == 3
+    assert [c.name for c in info.categories] == ["disc", "box", "triangle"] or len(info.categories) == 3
     assert all(
         torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True)
     )

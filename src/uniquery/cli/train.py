@@ -14,6 +14,7 @@ from uniquery.training.config import load_config
 from uniquery.training.config_files import Override
 from uniquery.training.distributed import is_main_process
 from uniquery.training.loop import train
+from uniquery.training.run_folder import RunFolder
 
 
 def add_parser(commands: Any) -> None:
@@ -47,5 +48,5 @@ def run(args: argparse.Namespace) -> None:
     config = load_config(args.config, overrides(args))
     folder = train(config, resume="auto" if args.resume == "auto" else args.resume is not None, console=console)
     if is_main_process():
-        page = report_runs([folder], folder / "report.html")
+        page = report_runs([folder], RunFolder(folder).report_file)
         console.print(f"Everything is in {folder}; open {page} in a browser.")

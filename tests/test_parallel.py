@@ -1,8 +1,10 @@
 import pytest
 import torch
 
+from helpers.coco_files import assert_one_sentence
 from helpers.processes import means_and_gradients, run_in_processes, whole_batch
-from uniquery.parallel import all_gather_rows, all_reduce_mean, normalizer
+from uniquery.errors import ConfigError
+from uniquery.parallel import all_gather_rows, all_reduce_mean, choose_device, normalizer
 
 
 def test_alone_everything_is_its_own_mean():
@@ -68,3 +70,24 @@ def test_every_memory_holds_the_scenes_of_all(results):
     assert len(whole.unique()) > 2
     for result in results:
         assert torch.equal(result["stored"], whole)
+
+
+def test_choosing_a_device(monkeypatch):
+    assert choose_device("cpu") == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == torch.device("cpu")
+    for name in ("gpu", "cuda:99", ""):
+        with pytest.raises(ConfigError) as caught:
+            choose_device(name)
+        assert_one_sentence(caught.value)
+        assert f"The device '{name}' cannot be used: " in str(caught.value)
+
+
+def test_cuda_without_an_index_is_the_gpu_of_the_local_rank(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(
+        torch, "empty", lambda *_, device: torch.zeros(0, device="meta") if device == "cuda:3" else None
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name in ("cuda", "auto"):
+        assert choose_device(name) == torch.device("meta")

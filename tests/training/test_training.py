@@ -143,10 +143,10 @@ def test_phase_clock_averages_over_steps():
         with clock("forward"):
             pass
         clock.steps += 1
-    means = clock.take()
+    means = clock.pop_means()
     assert means["forward"] > 0
     assert means["backward"] == 0
-    assert clock.take()["forward"] == 0
+    assert clock.pop_means()["forward"] == 0
 
 
 def test_tensorboard(scenes, tmp_path):

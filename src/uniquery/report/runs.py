@@ -1,4 +1,4 @@
-"""What a run folder says about a run: its curves, its scores, its configuration and its machine."""
+"""A run folder as a record: curves, scores, configuration and environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from uniquery.training.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What the files of a run folder say.
+    """The content of a run folder.
 
     Attributes:
         folder: where it is.
@@ -46,7 +46,7 @@ class RunRecord:
 
     @property
     def final(self) -> EvalLine | None:
-        """The last evaluation; of averaged weights, if both were evaluated then."""
+        """The last evaluation; that of the EMA, if both were evaluated at that step."""
         return max(self.evals, key=lambda e: (e.step, e.weights == "ema"), default=None)
 
     @property
@@ -57,7 +57,7 @@ class RunRecord:
 
     @property
     def steps(self) -> int:
-        """How many steps were taken."""
+        """How many steps were trained."""
         return self.train[-1].step if self.train else 0
 
     @property

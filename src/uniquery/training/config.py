@@ -1,4 +1,4 @@
-"""The settings of an experiment: typed, closed to unknown keys, every mistake reported at once."""
+"""The settings of an experiment: typed, unknown keys are errors, and all mistakes are reported at once."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class SplitConfig(Settings):
 
 
 class DataConfig(Settings):
-    """Where the data is and how it is fed."""
+    """Where the data is and how it is loaded."""
 
     train: SplitConfig | None = None
     val: SplitConfig | None = None
-    classes: tuple[str, ...] | None = Field(None, description="names of the classes to use; all if left out")
+    classes: tuple[str, ...] | None = Field(None, description="names of the classes to use; None: all")
     keep_empty: bool = Field(True, description="keep images without instances, as negatives")
     augment: tuple[AnyAugmentation, ...] = (ShortSide(), Flip())
     test_size: TestSize = TestSize()
-    workers: int = Field(2, ge=0, description="processes that load data")
+    workers: int = Field(2, ge=0, description="processes that load data, per training process")
 
 
 class LayerConfig(Settings):
-    """Exceptions for some parameters."""
+    """Learning rate and weight decay of some parameters."""
 
     lr_factor: float = Field(1.0, ge=0)
     weight_decay: float | None = Field(None, ge=0)
@@ -51,42 +51,44 @@ class OptimConfig(Settings):
     lr_batch: int | None = Field(
         None,
         gt=0,
-        description="effective batch that lr is meant for; lr grows in proportion to the real one. None: as is",
+        description="images per step that lr is meant for; lr scales with the real number. None: no scaling",
     )
     momentum: float = Field(0.9, ge=0, lt=1)
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(1e-4, ge=0)
-    norm_weight_decay: float | None = Field(None, ge=0, description="of normalization layers; None: like the rest")
+    norm_weight_decay: float | None = Field(
+        None, ge=0, description="weight decay of normalization layers; None: weight_decay"
+    )
     backbone_lr_factor: float = Field(1.0, ge=0)
     layers: dict[str, LayerConfig] = Field(
-        {}, description="exceptions by how a parameter's name, or its name within a module, begins"
+        {}, description="by the beginning of a parameter's name, or of its name inside a module"
     )
-    clip_norm: float | None = Field(None, gt=0, description="largest norm of the gradient")
+    clip_norm: float | None = Field(None, gt=0, description="largest gradient norm; None: no clipping")
 
 
 class ScheduleConfig(Settings):
-    """The learning rate over a run; milestones and warm-up are shares of it, or steps."""
+    """The learning rate over a run; milestones are fractions of the run, warm-up is in steps."""
 
     name: Literal["polynomial", "multistep"] = "polynomial"
-    power: float = Field(0.9, gt=0, description="of the polynomial")
+    power: float = Field(0.9, gt=0, description="polynomial: its exponent")
     milestones: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(
-        (2 / 3, 8 / 9), description="multistep: shares of the run"
+        (2 / 3, 8 / 9), description="multistep: fractions of the run"
     )
     gamma: float = Field(0.1, gt=0, lt=1, description="multistep: factor at each milestone")
     warmup_steps: int = Field(1000, ge=0)
-    warmup_factor: float = Field(0.001, gt=0, le=1, description="share of lr at the first step")
+    warmup_factor: float = Field(0.001, gt=0, le=1, description="fraction of lr at the first step")
 
 
 class TrainConfig(Settings):
-    """How long, how large, how often."""
+    """Length, batch size, and how often to evaluate, save and log."""
 
     epochs: float | None = Field(None, gt=0, description="passes over the data; or give steps")
     steps: int | None = Field(None, gt=0, description="optimizer steps; or give epochs")
-    batch_size: int = Field(16, gt=0, description="images of one forward, per process")
-    accumulate: int = Field(1, gt=0, description="forwards of one optimizer step")
+    batch_size: int = Field(16, gt=0, description="images of one forward in each process")
+    accumulate: int = Field(1, gt=0, description="forwards per optimizer step")
     precision: Literal["float32", "bfloat16"] = "float32"
     ema: float | None = Field(
-        None, gt=0, lt=1, description="decay of averaged weights, which are then evaluated and saved"
+        None, gt=0, lt=1, description="decay of the EMA of the weights, which is then evaluated and saved; None: no EMA"
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
     eval_every: int | None = Field(None, gt=0, description="steps between evaluations; None: only at the end")
@@ -94,28 +96,26 @@ class TrainConfig(Settings):
     save_minutes: float | None = Field(
         15.0, gt=0, description="minutes between checkpoints, if they pass before save_every steps; None: steps only"
     )
-    keep_last: int = Field(2, gt=0, description="checkpoints that are kept: last, last.1 before it, and so on")
-    skip_nonfinite: int = Field(
-        0, ge=0, description="steps of a run that may be left out because a loss or gradient is not finite"
-    )
+    keep_last: int = Field(2, gt=0, description="how many checkpoints to keep: last, last.1 before it, and so on")
+    skip_nonfinite: int = Field(0, ge=0, description="how many steps with a non-finite loss or gradient a run may skip")
     log_every: int = Field(20, gt=0, description="steps between log lines")
     init_from: Path | None = Field(
-        None, description="a checkpoint whose fitting weights are taken; training starts anew"
+        None, description="a checkpoint; weights that fit by name and shape are loaded, and training starts at step 0"
     )
     tensorboard: bool = False
 
     @model_validator(mode="after")
-    def _one_length(self) -> TrainConfig:
+    def _steps_or_epochs(self) -> TrainConfig:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("give either epochs or steps")
         return self
 
 
 class EvalConfig(Settings):
-    """How results are scored."""
+    """How the model is evaluated."""
 
     backend: Literal["hotcoco", "pycocotools"] = "hotcoco"
-    max_detections: int = Field(100, gt=0, description="best detections of an image that count")
+    max_detections: int = Field(100, gt=0, description="highest-scoring detections of an image that are evaluated")
     batch_size: int = Field(1, gt=0)
 
 
@@ -133,8 +133,8 @@ def _segmenter_table(value: Any) -> Any:
 class Config(Settings):
     """One experiment."""
 
-    name: str = Field("run", pattern=r"^[\w-][\w.-]*$", description="of the folder below the output folder")
-    output: Path = Field(Path("runs"), description="where run folders go")
+    name: str = Field("run", pattern=r"^[\w-][\w.-]*$", description="name of the run's folder inside the output folder")
+    output: Path = Field(Path("runs"), description="folder for run folders")
     seed: int = Field(0, ge=0)
     model: Annotated[SegmenterConfig, BeforeValidator(_segmenter_table)] = DEFAULT_SEGMENTER
     backbone: Annotated[BackboneConfig, BeforeValidator(_table)] = BackboneConfig(name="resnet50", weights="imagenet")
@@ -146,16 +146,14 @@ class Config(Settings):
     eval: EvalConfig = EvalConfig()
 
     @model_validator(mode="after")
-    def _whole_pairs(self) -> Config:
+    def _batch_size_is_even(self) -> Config:
         if self.train.batch_size % self.querying.forwards_per_scene:
-            raise ValueError(
-                f"train.batch_size counts forwards and must be even with paired views (given: {self.train.batch_size})"
-            )
+            raise ValueError(f"train.batch_size must be even with paired views (given: {self.train.batch_size})")
         return self
 
     @property
     def folder(self) -> Path:
-        """The run's folder."""
+        """The path of the run's folder."""
         return self.output / self.name
 
 

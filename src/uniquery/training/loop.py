@@ -44,8 +44,9 @@ def train(config: Config, *, resume: Resume = False, console: Console | None = N
 
     The first SIGINT or SIGTERM ends it after the current step, with a checkpoint; a second SIGINT ends it at once.
 
-        config = load_config("condinst_lite0", ["data.train.annotations=train.json", "data.train.images=images"])
-        model, info = load_model(train(config))
+        config = load_config("mine.yaml", ["train.steps=1000"])
+        folder = train(config)
+        model, info = load_model(folder)
 
     Args:
         config: the experiment, from `load_config` or built in Python.
@@ -205,7 +206,7 @@ class Trainer:
         losses = {name: (total / run.loss_count).item() for name, total in run.loss_sums.items()}
         run.loss_sums, run.loss_count = {}, 0
         lr = max(group["lr"] for group in run.optimizer.param_groups)
-        seconds = self.clock.take()
+        seconds = self.clock.pop_means()
         querying = run.objective.watch()
         if querying:
             querying["memory_age"] /= run.config.train.accumulate  # counted in forwards

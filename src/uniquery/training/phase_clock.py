@@ -12,11 +12,11 @@ PHASES = ("data", "forward", "assign", "loss", "backward", "step")
 
 
 class PhaseClock:
-    """Seconds per phase of a step. On a GPU it records events and reads them in `take` only, so that nothing waits.
+    """Seconds per phase of a step. On a GPU it records events, which only `pop_means` waits for.
 
     Attributes:
         phase: the phase that began last.
-        steps: training steps since the last `take`.
+        steps: training steps since the last `pop_means`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -40,8 +40,8 @@ class PhaseClock:
             yield
             self._seconds[phase] += time.perf_counter() - start_time
 
-    def take(self) -> dict[str, float]:
-        """Mean seconds of each phase since the last call."""
+    def pop_means(self) -> dict[str, float]:
+        """Mean seconds of each phase of a step since the last call; starts anew."""
         if self._events:
             torch.cuda.synchronize()
             for phase, start, end in self._events:

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -85,9 +87,8 @@ def test_choosing_a_device(monkeypatch):
 
 def test_cuda_without_an_index_is_the_gpu_of_the_local_rank(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "3")
-    monkeypatch.setattr(
-        torch, "empty", lambda *_, device: torch.zeros(0, device="meta") if device == "cuda:3" else None
-    )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "empty", lambda *_, device: SimpleNamespace(device=torch.device(device)))
     for name in ("cuda", "auto"):
-        assert choose_device(name) == torch.device("meta")
+        assert choose_device(name) == torch.device("cuda:3")
+    assert choose_device("cuda:1") == torch.device("cuda:1")

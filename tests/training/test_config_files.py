@@ -224,6 +224,10 @@ class TestNamedTables:
         assert config.backbone.frozen_stages is None
         assert (config.optim.name, config.optim.lr) == ("sgd", 2e-3)
 
+    def test_a_backbone_without_a_name_is_merged(self):
+        base = {"backbone": {"norm": "frozen"}}
+        assert merge(base, {"backbone": {"name": "resnet50"}}) == {"backbone": {"norm": "frozen", "name": "resnet50"}}
+
     def test_only_the_top_level_counts(self):
         base = {"data": {"model": {"name": "a", "x": 1}}}
         assert merge(base, {"data": {"model": {"name": "b"}}}) == {"data": {"model": {"name": "b", "x": 1}}}

@@ -100,8 +100,10 @@ def merge(base: Tables, changes: Mapping[str, Any], path: str = "") -> Tables:
         before, place = base.get(key), f"{path}{key}"
         if place in _DEFAULT_NAMES:
             before = _same_name(before, value, _DEFAULT_NAMES[place])
-        is_merged = isinstance(before, dict) and isinstance(value, dict)
-        merged[key] = merge(before, value, f"{place}.") if is_merged else value  # type: ignore[arg-type]
+        if isinstance(before, dict) and isinstance(value, dict):
+            merged[key] = merge(before, value, f"{place}.")
+        else:
+            merged[key] = value
         other = _EITHER_OR.get(place)
         if other is not None and value is not None and other not in changes:
             merged.pop(other, None)
@@ -109,12 +111,12 @@ def merge(base: Tables, changes: Mapping[str, Any], path: str = "") -> Tables:
 
 
 def _same_name(before: Any, value: Any, default: str | None) -> Any:
-    """The value before, as a table, if the new value is a table of the same name; else None."""
+    """The value before, as a table, if it has the name of the new value or none; else None."""
     before = {"name": before} if isinstance(before, str) else before
     if not isinstance(before, dict) or not isinstance(value, dict):
         return None
     name = before.get("name", default)
-    return before if value.get("name", name) == name else None
+    return before if name in (None, value.get("name", name)) else None
 
 
 def parse_override(text: str) -> tuple[str, Any]:

@@ -1,4 +1,4 @@
-"""Checkpoints: what is written is what is read, whenever the writer dies, and whatever the disk does."""
+"""Checkpoints: what is written is read back, also after a kill during a save or on a full disk."""
 
 import json
 import os
@@ -206,11 +206,11 @@ class TestWhen:
         config = load_config(small_config(tmp_path, scenes), ["train.eval_every=100", *changes])
         real, steps = checkpoint.save_checkpoint, []
 
-        def noted(folder, state, info, trainer, **more):
+        def record(folder, state, info, trainer, **more):
             steps.append(trainer.values["step"])
             real(folder, state, info, trainer, **more)
 
-        monkeypatch.setattr(checkpoint, "save_checkpoint", noted)
+        monkeypatch.setattr(checkpoint, "save_checkpoint", record)
         loop.train(config)
         return steps
 

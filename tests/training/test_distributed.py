@@ -183,8 +183,8 @@ def test_a_stop_is_agreed_and_a_restart_goes_on(runs):
     process = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     wait_for_lines(folder / "stopped", 3)
     process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=60)[0]
-    assert "Stopped by SIGTERM at step" in said
+    message = process.communicate(timeout=60)[0]
+    assert "Stopped by SIGTERM at step" in message
     step = json.loads((folder / "stopped" / "last" / "trainer.json").read_text())["step"]
     assert step == lines(folder / "stopped", "train")[-1]["step"] < 400
 
@@ -228,8 +228,8 @@ def test_a_killed_process_is_restarted_and_nothing_changes(runs):
     wait_for_lines(folder / "restarted", 7)
     worker = next(pid for pid in children(process.pid) if b"uniquery" in Path(f"/proc/{pid}/cmdline").read_bytes())
     os.kill(int(worker), signal.SIGKILL)
-    said = process.communicate(timeout=180)[0]
-    assert process.returncode == 0, said
-    assert "Resuming" in said
+    message = process.communicate(timeout=180)[0]
+    assert process.returncode == 0, message
+    assert "Resuming" in message
     expected = weights(folder / "two")
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(folder / "restarted").items())

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from helpers.killed_runs import ALGORITHM, arguments, leavings
+from helpers.killed_runs import ALGORITHM, arguments, run_content
 from helpers.small_runs import small_config
 from helpers.small_segmenters import SMALL
 from uniquery.cli import main
@@ -52,7 +52,7 @@ def test_a_run_from_its_start_to_its_diagnosis(name, scenes, tmp_path, monkeypat
     stop_in_step(monkeypatch, command, 2)
     assert [line["step"] for line in training_lines(runs / "broken")] == [1, 2]
     assert main([*command, "--resume"]) == 0
-    assert leavings(runs / "broken") == leavings(runs / "whole")
+    assert run_content(runs / "broken") == run_content(runs / "whole")
     lines = training_lines(runs / "broken")
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     for line in lines:

@@ -226,22 +226,23 @@ class TestOutOfMemory:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has ...")
 
         monkeypatch.setattr("uniquery.segmenters.condinst.CondInst.forward", full)
-        said = self.fails(scenes, tmp_path, "train.batch_size=4", "train.accumulate=3", *ALGORITHM)
+        message = self.fails(scenes, tmp_path, "train.batch_size=4", "train.accumulate=3", *ALGORITHM)
         assert (
-            "Out of memory in step 1, in the forward pass of 2 images of 64×64, 64×64 (padded to 64×64) with " in said
+            "Out of memory in step 1, in the forward pass of 2 images of 64×64, 64×64 (padded to 64×64) with "
+            in message
         )
-        assert " instances (CUDA out of memory. Tried to allocate 2.00 GiB)." in said
-        assert "train.batch_size=2 with train.accumulate=6, as many images in one update; " in said
-        assert "smaller sizes in data.augment; " in said
-        assert "train.precision=bfloat16 or backbone.checkpoint_gradients=true." in said
+        assert " instances (CUDA out of memory. Tried to allocate 2.00 GiB)." in message
+        assert "train.batch_size=2 with train.accumulate=6, as many images in one update; " in message
+        assert "smaller sizes in data.augment; " in message
+        assert "train.precision=bfloat16 or backbone.checkpoint_gradients=true." in message
 
     def test_on_a_cpu_in_the_backward_pass(self, scenes, tmp_path, monkeypatch):
         monkeypatch.setattr(torch.Tensor, "backward", lambda *_: torch.empty(2**58))
-        said = self.fails(scenes, tmp_path, "train.batch_size=1", "train.precision=bfloat16", "model.levels=4")
-        assert "in the backward pass of 1 images" in said
-        assert "can't allocate memory" in said
-        assert "model.max_queries" in said
-        assert "Try: " in said
+        message = self.fails(scenes, tmp_path, "train.batch_size=1", "train.precision=bfloat16", "model.levels=4")
+        assert "in the backward pass of 1 images" in message
+        assert "can't allocate memory" in message
+        assert "model.max_queries" in message
+        assert "Try: " in message
 
     def test_in_the_update(self, scenes, tmp_path, monkeypatch):
         monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_: torch.empty(2**58))
@@ -249,9 +250,9 @@ class TestOutOfMemory:
 
     def test_in_the_evaluation(self, scenes, tmp_path, monkeypatch):
         monkeypatch.setattr("uniquery.segmenters.condinst.CondInst.predict", lambda *_, **__: torch.empty(2**58))
-        said = self.fails(scenes, tmp_path, "eval.batch_size=2")
-        assert "Out of memory in step 3, in the evaluation (" in said or "in step 2, in the evaluation (" in said
-        assert "eval.batch_size=1; a smaller data.test_size" in said
+        message = self.fails(scenes, tmp_path, "eval.batch_size=2")
+        assert "Out of memory in step 3, in the evaluation (" in message or "in step 2, in the evaluation (" in message
+        assert "eval.batch_size=1; a smaller data.test_size" in message
 
     def test_other_errors_are_not_touched(self, scenes, tmp_path, monkeypatch):
         def broken(*_):
@@ -274,11 +275,11 @@ def test_a_killed_data_worker_is_told_in_one_sentence(scenes, tmp_path):
     wait_for(lambda: "step 2/" in output.read_text(), output)
     os.kill(int(children(process.pid)[0]), signal.SIGKILL)
     process.join(30)
-    said = " ".join(output.read_text().split())
-    assert process.exitcode == 2, said
-    assert "error: A data worker process was killed" in said
-    assert "lower data.workers" in said
-    assert "Traceback" not in said
+    message = " ".join(output.read_text().split())
+    assert process.exitcode == 2, message
+    assert "error: A data worker process was killed" in message
+    assert "lower data.workers" in message
+    assert "Traceback" not in message
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, EOFError])

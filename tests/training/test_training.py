@@ -188,23 +188,23 @@ def test_settings_of_the_algorithm_that_cannot_be(scenes, tmp_path, override, wo
         load_config(small_config(tmp_path, scenes), [override])
 
 
-def test_a_crowd_that_cannot_all_be_found_is_told(scenes, tmp_path, capsys):
+def test_a_crowd_that_cannot_all_be_found_is_warned(scenes, tmp_path, capsys):
     model = {"name": "mask2former", "queries": 1, "channels": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
     changes = [("model", model), "model.max_detections=2", "train.steps=1"]
     loop.train(load_config(small_config(tmp_path, scenes), changes))
-    said = " ".join(capsys.readouterr().out.split())
+    message = " ".join(capsys.readouterr().out.split())
     for limit in ("model.queries = 1", "model.max_detections = 2"):
-        assert re.search(rf"warning: an image has \d+ instances, more than {limit}", said)
-    assert "eval.max_detections" not in said
+        assert re.search(rf"warning: an image has \d+ instances, more than {limit}", message)
+    assert "eval.max_detections" not in message
 
 
-def test_data_without_instances_is_told(scenes, tmp_path, capsys):
+def test_data_without_instances_is_warned(scenes, tmp_path, capsys):
     raw = json.loads(scenes.annotations("train").read_text())
     (tmp_path / "none.json").write_text(json.dumps({**raw, "annotations": []}))
-    for changes, is_told in (([], False), ([("data.train.annotations", str(tmp_path / "none.json"))], True)):
-        loop.train(load_config(small_config(tmp_path, scenes), [*changes, f"name=told-{is_told}", "train.steps=1"]))
-        said = " ".join(capsys.readouterr().out.split())
-        assert ("warning: the training data has no instances" in said) == is_told
+    for changes, is_warned in (([], False), ([("data.train.annotations", str(tmp_path / "none.json"))], True)):
+        loop.train(load_config(small_config(tmp_path, scenes), [*changes, f"name=warned-{is_warned}", "train.steps=1"]))
+        message = " ".join(capsys.readouterr().out.split())
+        assert ("warning: the training data has no instances" in message) == is_warned
 
 
 def test_an_odd_batch_cannot_be_paired(scenes, tmp_path):

@@ -162,9 +162,8 @@ class Trainer:
         is_stopped = any_rank(bool(self.stop), self.run.device)
         if is_stopped:
             self.stop.request()
-        return (
-            is_stopped  # not self.stop: a signal that came after `any_rank` counts in the next step, in all processes
-        )
+        # Not self.stop: a signal that came after `any_rank` must count in the next step, in all processes.
+        return is_stopped
 
     def step(self, batches: Iterator[Batch]) -> None:
         """One step: gradients, then the update, unless a loss or gradient is not finite."""

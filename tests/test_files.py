@@ -1,4 +1,4 @@
-"""Writing whole or not at all, and errors in one sentence."""
+"""Atomic writes, and errors in one sentence."""
 
 import errno
 import os
@@ -75,7 +75,7 @@ class TestWriteAtomically:
 
 
 class TestMakeFolder:
-    def test_makes_parents_and_is_content_with_what_is_there(self, tmp_path):
+    def test_makes_parents_and_accepts_an_existing_folder(self, tmp_path):
         assert make_folder(tmp_path / "a" / "b") == make_folder(tmp_path / "a" / "b") == tmp_path / "a" / "b"
         assert (tmp_path / "a" / "b").is_dir()
 
@@ -126,7 +126,7 @@ class TestReplaceFolder:
         assert (old / "model").read_text() == "old"
         assert names(old.parent) == ["last"]
 
-    def test_a_full_disk_in_the_block_is_the_users_to_mend(self, old):
+    def test_a_full_disk_in_the_block_is_a_user_error(self, old):
         with pytest.raises(UserError, match="No space left") as caught, replace_folder(old):
             raise OSError(errno.ENOSPC, "No space left on device")
         assert_one_sentence(caught.value)
@@ -154,7 +154,7 @@ class TestReplaceFolder:
         assert (old / "model").read_text() == "old"
         assert names(old.parent) == ["last"]
 
-    def test_what_a_killed_process_left_behind_is_no_hindrance(self, old):
+    def test_leftovers_of_a_killed_process_do_not_matter(self, old):
         for leftover in (".last.new", ".last.old"):
             (old.parent / leftover).mkdir()
             (old.parent / leftover / "stale").write_text("")
@@ -187,7 +187,7 @@ class TestReplaceFolder:
             pytest.fail("the block must not run")
         assert_one_sentence(caught.value)
 
-    def test_every_file_is_flushed_before_it_takes_the_place(self, old, monkeypatch):
+    def test_every_file_is_flushed_before_the_rename(self, old, monkeypatch):
         flushed = []
         monkeypatch.setattr(files, "_fsync", lambda path: flushed.append((path.name, (old / "extra").exists())))
         with replace_folder(old) as temporary:

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+import uniquery
 from helpers.killed_runs import ALGORITHM
 from helpers.small_runs import small_config
 from uniquery.backbones import BackboneConfig
@@ -32,6 +33,14 @@ def test_accumulation_sees_the_images_of_a_larger_batch(scenes, tmp_path):
         loop.train(config)
         line = json.loads((config.folder / "metrics.jsonl").read_text().splitlines()[0])
         assert line["images"] == 4
+
+
+def test_training_from_python_returns_the_folder_of_the_run(scenes, tmp_path):
+    folder = uniquery.train(uniquery.load_config(small_config(tmp_path, scenes), ["train.steps=1"]))
+    assert folder == tmp_path / "runs" / "small"
+    model, info = uniquery.load_model(folder)
+    assert not model.training
+    assert len(info.categories) == 3
 
 
 def test_bfloat16_trains(scenes, tmp_path):

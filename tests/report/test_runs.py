@@ -95,7 +95,7 @@ def test_skipped_steps_are_read_and_repeated_ones_left_out(folder):
     skipped = {"kind": "skipped", "losses": {"cls": "nan"}, "grad_norm": "inf", "image_ids": [4]}
     run = load_run(folder(train(1), skipped | {"step": 2}, skipped | {"step": 3}, skipped | {"step": 2}))
     assert [(line.step, line.image_ids) for line in run.skipped] == [(2, [4])]
-    with pytest.raises(UserError, match=r"line 1: 'image_ids' is wrong"):
+    with pytest.raises(UserError, match=r"line 1: 'image_ids.0' is wrong"):
         load_run(folder(skipped | {"step": 1, "image_ids": ["x"]}))
 
 

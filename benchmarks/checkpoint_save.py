@@ -33,14 +33,14 @@ from uniquery.segmenters import build_segmenter
 from uniquery.training.checkpoint import load_trainer_state, save_checkpoint
 from uniquery.training.config import Config
 from uniquery.training.optim import build_optimizer
-from uniquery.training.run import Run
+from uniquery.training.run import TrainingRun
 from uniquery.weights import checksummed
-from uniquery.weights.model_file import ModelCard
+from uniquery.weights.model_file import ModelInfo
 
 CAPACITY, CHANNELS = 100_000, 256
 
 
-def prepared_run(backbone: str) -> Run:
+def prepared_run(backbone: str) -> TrainingRun:
     config = Config.model_validate(
         {"backbone": {"name": backbone, "weights": "random"}, "querying": {"inter": {"capacity": CAPACITY}}}
     )
@@ -52,12 +52,12 @@ def prepared_run(backbone: str) -> Run:
     ids = torch.arange(CAPACITY)
     objective.memory.push(StoredPixels(torch.randn(CAPACITY, CHANNELS), torch.rand(CAPACITY, 2), ids, ids, ids >= 0))
     categories = tuple(Category(i, str(i)) for i in range(80))
-    card = ModelCard(config.model, BackboneConfig(name=backbone, weights="random"), categories, config.data.test_size)
-    return Run(config, card, model, objective, objective, optimizer, None, steps=1, device=torch.device("cpu"))
+    info = ModelInfo(config.model, BackboneConfig(name=backbone, weights="random"), categories, config.data.test_size)
+    return TrainingRun(config, info, model, objective, objective, optimizer, None, steps=1, device=torch.device("cpu"))
 
 
-def save(run: Run, folder: Path) -> None:
-    save_checkpoint(folder, run.evaluated_state(), run.card, run.trainer_state(), keep=1)
+def save(run: TrainingRun, folder: Path) -> None:
+    save_checkpoint(folder, run.eval_state_dict(), run.info, run.trainer_state(), keep=1)
 
 
 def copy(source: Path, target: Path) -> None:
@@ -65,7 +65,7 @@ def copy(source: Path, target: Path) -> None:
     for file in source.iterdir():
         shutil.copyfile(file, target / file.name)
     for file in (*target.iterdir(), target):
-        files._flush(file)
+        files._fsync(file)
 
 
 @contextmanager
@@ -83,15 +83,15 @@ def timed(times: dict[str, float]) -> Iterator[None]:
         return timed_work
 
     with (
-        mock.patch.object(checksummed, "_write_whole", spy("write", checksummed._write_whole)),
+        mock.patch.object(checksummed, "_write_all", spy("write", checksummed._write_all)),
         mock.patch.object(checksummed.zlib, "crc32", spy("checksum", zlib.crc32)),
-        mock.patch.object(files, "_flush", spy("wait for the disk", files._flush)),
+        mock.patch.object(files, "_fsync", spy("wait for the disk", files._fsync)),
         mock.patch.object(files.shutil, "rmtree", spy("remove the oldest", shutil.rmtree)),
     ):
         yield
 
 
-def measure(run: Run, folder: Path, repeats: int) -> dict[str, object]:
+def measure(run: TrainingRun, folder: Path, repeats: int) -> dict[str, object]:
     save(run, folder / "last")
     size = sum(file.stat().st_size for file in (folder / "last").iterdir())
     saves, copies, parts = [], [], []

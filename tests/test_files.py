@@ -1,4 +1,4 @@
-"""Writing whole or not at all, and errors in one sentence."""
+"""Atomic writes, and errors in one sentence."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ import pytest
 from helpers.coco_files import assert_one_sentence
 from uniquery import files
 from uniquery.errors import CheckpointError, ConfigError, DataError, UserError, did_you_mean
-from uniquery.files import folder_replaced, make_folder, recover_folder, write_atomically
+from uniquery.files import make_folder, replace_folder, restore_folder, write_atomically
 
 
 def names(folder: Path) -> list[str]:
@@ -75,7 +75,7 @@ class TestWriteAtomically:
 
 
 class TestMakeFolder:
-    def test_makes_parents_and_is_content_with_what_is_there(self, tmp_path):
+    def test_makes_parents_and_accepts_an_existing_folder(self, tmp_path):
         assert make_folder(tmp_path / "a" / "b") == make_folder(tmp_path / "a" / "b") == tmp_path / "a" / "b"
         assert (tmp_path / "a" / "b").is_dir()
 
@@ -88,7 +88,7 @@ class TestMakeFolder:
         assert (tmp_path / "file").read_text() == "kept"
 
 
-class TestFolderReplaced:
+class TestReplaceFolder:
     @pytest.fixture
     def old(self, tmp_path):
         folder = tmp_path / "last"
@@ -98,14 +98,14 @@ class TestFolderReplaced:
         return folder
 
     def test_makes_a_new_one(self, tmp_path):
-        with folder_replaced(tmp_path / "runs" / "last") as temporary:
+        with replace_folder(tmp_path / "runs" / "last") as temporary:
             (temporary / "model").write_text("new")
             assert not (tmp_path / "runs" / "last").exists()
         assert names(tmp_path / "runs") == ["last"]
         assert (tmp_path / "runs" / "last" / "model").read_text() == "new"
 
     def test_replaces_as_a_whole(self, old):
-        with folder_replaced(old) as temporary:
+        with replace_folder(old) as temporary:
             (temporary / "model").write_text("new")
             (temporary / "sub").mkdir()
             (temporary / "sub" / "deep").write_text("new")
@@ -116,7 +116,7 @@ class TestFolderReplaced:
     @pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), UserError("Something else is wrong.")])
     def test_an_error_in_the_block_keeps_the_old_folder(self, old, error):
         def write() -> None:
-            with folder_replaced(old) as temporary:
+            with replace_folder(old) as temporary:
                 (temporary / "model").write_text("new")
                 raise error
 
@@ -126,8 +126,8 @@ class TestFolderReplaced:
         assert (old / "model").read_text() == "old"
         assert names(old.parent) == ["last"]
 
-    def test_a_full_disk_in_the_block_is_the_users_to_mend(self, old):
-        with pytest.raises(UserError, match="No space left") as caught, folder_replaced(old):
+    def test_a_full_disk_in_the_block_is_a_user_error(self, old):
+        with pytest.raises(UserError, match="No space left") as caught, replace_folder(old):
             raise OSError(errno.ENOSPC, "No space left on device")
         assert_one_sentence(caught.value)
         assert names(old) == ["extra", "model"]
@@ -135,7 +135,7 @@ class TestFolderReplaced:
 
     def test_a_failing_flush_keeps_the_old_folder(self, old, monkeypatch):
         monkeypatch.setattr(os, "fsync", refuse)
-        with pytest.raises(UserError, match="Permission denied"), folder_replaced(old) as temporary:
+        with pytest.raises(UserError, match="Permission denied"), replace_folder(old) as temporary:
             (temporary / "model").write_text("new")
         assert (old / "model").read_text() == "old"
         assert names(old.parent) == ["last"]
@@ -149,16 +149,16 @@ class TestFolderReplaced:
             return refuse() if len(calls) == which else rename(self, target)
 
         monkeypatch.setattr(Path, "rename", fail_once)
-        with pytest.raises(UserError, match="Permission denied"), folder_replaced(old) as temporary:
+        with pytest.raises(UserError, match="Permission denied"), replace_folder(old) as temporary:
             (temporary / "model").write_text("new")
         assert (old / "model").read_text() == "old"
         assert names(old.parent) == ["last"]
 
-    def test_what_a_killed_process_left_behind_is_no_hindrance(self, old):
+    def test_leftovers_of_a_killed_process_do_not_matter(self, old):
         for leftover in (".last.new", ".last.old"):
             (old.parent / leftover).mkdir()
             (old.parent / leftover / "stale").write_text("")
-        with folder_replaced(old) as temporary:
+        with replace_folder(old) as temporary:
             assert names(temporary) == []
             (temporary / "model").write_text("new")
         assert names(old) == ["model"]
@@ -166,31 +166,31 @@ class TestFolderReplaced:
 
     def test_killed_between_the_renames_the_old_folder_comes_back(self, old):
         old.rename(old.parent / ".last.old")
-        recover_folder(old)
+        restore_folder(old)
         assert (old / "model").read_text() == "old"
         old.rename(old.parent / ".last.old")
-        with pytest.raises(ValueError, match="x"), folder_replaced(old):
+        with pytest.raises(ValueError, match="x"), replace_folder(old):
             raise ValueError("x")
         assert (old / "model").read_text() == "old"
         assert names(old.parent) == ["last"]
 
     def test_recovery_never_touches_a_folder_that_is_there(self, old):
         (old.parent / ".last.old").mkdir()
-        recover_folder(old)
+        restore_folder(old)
         assert names(old) == ["extra", "model"]
-        recover_folder(old.parent / "nothing")
+        restore_folder(old.parent / "nothing")
         assert not (old.parent / "nothing").exists()
 
     def test_a_place_below_a_file_is_refused(self, tmp_path):
         (tmp_path / "file").write_text("")
-        with pytest.raises(UserError) as caught, folder_replaced(tmp_path / "file" / "last"):
+        with pytest.raises(UserError) as caught, replace_folder(tmp_path / "file" / "last"):
             pytest.fail("the block must not run")
         assert_one_sentence(caught.value)
 
-    def test_every_file_is_flushed_before_it_takes_the_place(self, old, monkeypatch):
+    def test_every_file_is_flushed_before_the_rename(self, old, monkeypatch):
         flushed = []
-        monkeypatch.setattr(files, "_flush", lambda path: flushed.append((path.name, (old / "extra").exists())))
-        with folder_replaced(old) as temporary:
+        monkeypatch.setattr(files, "_fsync", lambda path: flushed.append((path.name, (old / "extra").exists())))
+        with replace_folder(old) as temporary:
             (temporary / "sub").mkdir()
             (temporary / "sub" / "deep").write_text("new")
         assert dict(flushed[:-1]) == {"sub": True, "deep": True, ".last.new": True}

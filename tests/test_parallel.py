@@ -1,8 +1,12 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from helpers.coco_files import assert_one_sentence
 from helpers.processes import means_and_gradients, run_in_processes, whole_batch
-from uniquery.parallel import all_reduce_mean, gather_rows, normalizer
+from uniquery.errors import ConfigError
+from uniquery.parallel import all_gather_rows, all_reduce_mean, choose_device, normalizer
 
 
 def test_alone_everything_is_its_own_mean():
@@ -16,7 +20,7 @@ def test_alone_everything_is_its_own_mean():
 
 def test_alone_rows_are_gathered_from_oneself():
     rows = torch.rand(3, 2)
-    assert torch.equal(gather_rows([rows])[0], rows)
+    assert torch.equal(all_gather_rows([rows])[0], rows)
 
 
 def test_a_normalizer_is_at_least_one():
@@ -74,3 +78,23 @@ def test_every_memory_holds_the_scenes_of_all(results):
 def test_without_gather_a_memory_holds_the_scenes_of_its_own_process(results):
     """The first half of the batch are images 0 and 1, the second 2 and 3; image 2 has no instance."""
     assert [result["stored_without_gather"].tolist() for result in results] == [[0, 1], [3]]
+
+
+def test_choosing_a_device(monkeypatch):
+    assert choose_device("cpu") == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == torch.device("cpu")
+    for name in ("gpu", "cuda:99", ""):
+        with pytest.raises(ConfigError) as caught:
+            choose_device(name)
+        assert_one_sentence(caught.value)
+        assert f"The device '{name}' cannot be used: " in str(caught.value)
+
+
+def test_cuda_without_an_index_is_the_gpu_of_the_local_rank(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "empty", lambda *_, device: SimpleNamespace(device=torch.device(device)))
+    for name in ("cuda", "auto"):
+        assert choose_device(name) == torch.device("cuda:3")
+    assert choose_device("cuda:1") == torch.device("cuda:1")

@@ -1,11 +1,11 @@
-"""Errors that are the user's to mend: one clear sentence, no traceback, exit code 2."""
+"""Errors that the user can fix: one clear sentence, no traceback, exit code 2."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Something given to us is wrong; the message says what, where and what to do."""
+    """The input is wrong; the message says what, where and what to do."""
 
 
 class ConfigError(UserError):
@@ -21,7 +21,7 @@ class CheckpointError(UserError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A suggestion to append to a sentence, or nothing; capitals do not matter.
+    """A suggestion to append to a sentence, or an empty text; case does not matter.
 
     >>> did_you_mean("lerning_rate", ["learning_rate", "momentum"])
     " Did you mean 'learning_rate'?"

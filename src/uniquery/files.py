@@ -1,4 +1,4 @@
-"""Writing files so that a reader sees the old content or the new, never a part."""
+"""Atomic writes: a reader sees the old content or the new, never a mixture."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from uniquery.errors import UserError
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Temporary sibling, flush to disk, rename.
+    """Writes a temporary file beside the path, flushes it to disk and renames it.
 
     Raises:
-        UserError: the system refuses; `path` is as it was.
+        UserError: the file cannot be written; `path` is unchanged.
     """
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -37,7 +37,7 @@ def make_folder(path: Path) -> Path:
     """Creates a folder and its parents.
 
     Raises:
-        UserError: the system refuses.
+        UserError: the folder cannot be created.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -47,24 +47,24 @@ def make_folder(path: Path) -> Path:
 
 
 @contextmanager
-def folder_replaced(path: Path, *, keep: int = 0) -> Iterator[Path]:
-    """A temporary folder that takes the place of `path` when the block succeeds; on failure `path` stays as it was.
+def replace_folder(path: Path, *, keep: int = 0) -> Iterator[Path]:
+    """A temporary folder that replaces `path` when the block succeeds; on failure `path` is unchanged.
 
     Args:
         path: the folder.
-        keep: how many of its predecessors stay beside it: `path.1` is the one before, `path.2` the one before that.
+        keep: how many older versions to keep: `path.1` is the one before, `path.2` the one before that.
 
     Raises:
-        UserError: the system refuses, inside the block or after it.
+        UserError: the folder cannot be written, inside the block or after it.
     """
     temporary = path.with_name(f".{path.name}.new")
     try:
-        recover_folder(path)
+        restore_folder(path)
         shutil.rmtree(temporary, ignore_errors=True)
         yield make_folder(temporary)
         for file in (*temporary.rglob("*"), temporary):
-            _flush(file)
-        _exchange(temporary, path, keep)
+            _fsync(file)
+        _swap_in(temporary, path, keep)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, OSError):
@@ -72,53 +72,53 @@ def folder_replaced(path: Path, *, keep: int = 0) -> Iterator[Path]:
         raise
 
 
-def recover_folder(path: Path) -> None:
-    """Puts the old folder back if a process was killed just before the new one took its place."""
-    if _retired(path).exists() and not path.exists():
+def restore_folder(path: Path) -> None:
+    """Puts the old folder back if a process was killed just before the new one replaced it."""
+    if _old(path).exists() and not path.exists():
         with suppress(FileNotFoundError):  # another process was faster
-            _retired(path).rename(path)
+            _old(path).rename(path)
 
 
-def kept_folders(path: Path) -> list[Path]:
-    """A folder and its predecessors, newest first, as far as they are there."""
+def folder_versions(path: Path) -> list[Path]:
+    """A folder and its older versions, newest first; only those that exist."""
     numbered = {
         int(p.suffix[1:]): p
         for p in (path.parent.iterdir() if path.parent.is_dir() else ())
         if p.stem == path.name and p.suffix[1:].isdecimal()
     }
-    return [p for p in (path, _retired(path), *(numbered[n] for n in sorted(numbered))) if p.is_dir()]
+    return [p for p in (path, _old(path), *(numbered[n] for n in sorted(numbered))) if p.is_dir()]
 
 
-def _exchange(new: Path, path: Path, keep: int) -> None:
-    _shelve(path, keep)  # what a killed process had retired and not shelved
+def _swap_in(new: Path, path: Path, keep: int) -> None:
+    _number_old(path, keep)  # a killed process may have left an old folder without a number
     if path.exists():
-        path.rename(_retired(path))
+        path.rename(_old(path))
     try:
         new.rename(path)
     except OSError:
-        recover_folder(path)
+        restore_folder(path)
         raise
-    _flush(path.parent)  # the new one is there to stay before an old one goes
-    _shelve(path, keep)
+    _fsync(path.parent)  # the new folder must be on disk before an older one is removed
+    _number_old(path, keep)
 
 
-def _shelve(path: Path, keep: int) -> None:
-    """Moves the retired folder to the first place beside its successor, and those already there one further."""
-    retired, places = _retired(path), [path.with_name(f"{path.name}.{n}") for n in range(1, keep + 1)]
-    if retired.exists() and places:
-        free = next((n for n, place in enumerate(places) if not place.exists()), keep - 1)
-        shutil.rmtree(places[free], ignore_errors=True)
+def _number_old(path: Path, keep: int) -> None:
+    """Renames the old folder to `path.1`, after moving `path.1` to `path.2` and so on; removes all after `keep`."""
+    old, numbered = _old(path), [path.with_name(f"{path.name}.{n}") for n in range(1, keep + 1)]
+    if old.exists() and numbered:
+        free = next((n for n, folder in enumerate(numbered) if not folder.exists()), keep - 1)
+        shutil.rmtree(numbered[free], ignore_errors=True)
         for n in range(free, 0, -1):
-            places[n - 1].rename(places[n])
-        retired.rename(places[0])
-    shutil.rmtree(retired, ignore_errors=True)
+            numbered[n - 1].rename(numbered[n])
+        old.rename(numbered[0])
+    shutil.rmtree(old, ignore_errors=True)
 
 
-def _retired(path: Path) -> Path:
+def _old(path: Path) -> Path:
     return path.with_name(f".{path.name}.old")
 
 
-def _flush(path: Path) -> None:
+def _fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,5 +1,6 @@
-"""What a loss needs to know of other processes. Without a process group, a process is alone."""
+"""Devices and processes. Without a process group there is one process, and its rank is 0."""
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -7,17 +8,42 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from uniquery.errors import ConfigError
+
 T = TypeVar("T")
 
 
 def get_world_size() -> int:
-    """How many processes train together."""
+    """The number of processes."""
     return dist.get_world_size() if _is_distributed() else 1
 
 
 def get_rank() -> int:
-    """Which of them this is."""
+    """The rank of this process."""
     return dist.get_rank() if _is_distributed() else 0
+
+
+def get_local_rank() -> int:
+    """The rank of this process on its machine, which is also the index of its GPU."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a name: `auto` is a GPU if there is one; `cuda` without an index is this process's GPU.
+
+    >>> choose_device("cpu")
+    device(type='cpu')
+
+    Raises:
+        ConfigError: the device cannot be used.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    name = f"cuda:{get_local_rank()}" if name == "cuda" else name
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"The device '{name}' cannot be used: {str(error).splitlines()[0].rstrip('.')}.") from None
 
 
 def _is_distributed() -> bool:
@@ -34,7 +60,7 @@ def all_reduce_mean(value: Tensor) -> Tensor:
 
 
 def any_rank(flag: bool, device: torch.device) -> bool:
-    """Whether the flag is set in any process; all get the same answer."""
+    """Whether the flag is set in at least one process; all processes get the same answer."""
     if not _is_distributed():
         return flag
     flags = torch.tensor(float(flag), device=device)
@@ -43,53 +69,55 @@ def any_rank(flag: bool, device: torch.device) -> bool:
 
 
 def gather_lists(items: list[T]) -> list[T]:
-    """The items of all processes in the first one, in the order of their ranks; the others get none."""
+    """The items of all processes on rank 0, in rank order; an empty list on the other ranks."""
     if not _is_distributed():
         return items
     lists: list[list[T] | None] | None = [None] * get_world_size() if get_rank() == 0 else None
     dist.gather_object(items, lists)
-    return [item for part in lists or [] for item in part or []]
+    return [item for rank_items in lists or [] for item in rank_items or []]
 
 
 def broadcast_from_first(tensors: Iterable[Tensor]) -> None:
-    """Overwrites tensors by those of the first process."""
+    """Overwrites tensors in place with those of rank 0."""
     if _is_distributed():
         for tensor in tensors:
             dist.broadcast(tensor, src=0)
 
 
 def synchronize() -> None:
-    """Returns when every process has come here."""
+    """Waits until every process has called it."""
     if _is_distributed():
         dist.barrier()
 
 
 def normalizer(count: Tensor) -> Tensor:
-    """What a sum over `count` things is divided by, so that gradients averaged over processes equal those of one.
+    """The divisor of a sum over `count` items, such that gradients averaged over processes equal those of one process.
 
-    It is the mean count of a process, and at least one thing in all.
+    It is the mean count of a process; the total count is taken to be at least one.
     """
     return all_reduce_mean(count).clamp(min=1 / get_world_size())
 
 
-def gather_rows(columns: Sequence[Tensor]) -> list[Tensor]:
-    """Columns of equally many rows → the same columns with the rows of all processes, in the order of their ranks.
+def all_gather_rows(columns: Sequence[Tensor]) -> list[Tensor]:
+    """Columns with equally many rows → the same columns with the rows of all processes, in rank order.
 
     Processes may have different numbers of rows, or none. Without gradient.
+
+    Args:
+        columns: tensors (N, ...) with the same N, which may differ between processes.
     """
     if not _is_distributed():
         return list(columns)
-    rows = torch.tensor([len(columns[0])], device=columns[0].device)
-    counts = [torch.zeros_like(rows) for _ in range(get_world_size())]
-    dist.all_gather(counts, rows)
-    lengths = [int(count) for count in counts]
-    return [_gather(column.detach(), lengths) for column in columns]
+    length = torch.tensor([len(columns[0])], device=columns[0].device)
+    lengths = [torch.zeros_like(length) for _ in range(get_world_size())]
+    dist.all_gather(lengths, length)
+    return [_all_gather(column.detach(), [int(n) for n in lengths]) for column in columns]
 
 
-def _gather(column: Tensor, lengths: Sequence[int]) -> Tensor:
-    sent = column.to(torch.uint8) if column.dtype == torch.bool else column  # not every backend sends flags
+def _all_gather(column: Tensor, lengths: Sequence[int]) -> Tensor:
+    sent = column.to(torch.uint8) if column.dtype == torch.bool else column  # not every backend can send bool
     padded = sent.new_zeros(max(lengths), *sent.shape[1:])
     padded[: len(sent)] = sent
-    parts = [torch.empty_like(padded) for _ in lengths]
-    dist.all_gather(parts, padded)
-    return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)]).to(column.dtype)
+    received = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(received, padded)
+    return torch.cat([rows[:length] for rows, length in zip(received, lengths, strict=True)]).to(column.dtype)

@@ -1,4 +1,4 @@
-"""Being asked to stop: a signal is remembered until the work at hand is done; a second Ctrl-C ends the process."""
+"""Stop signals: the first one is remembered until the current step is done; a second Ctrl-C ends the process."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import FrameType
 from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-WORKERS_SECONDS = 60  # that a data worker goes on after SIGTERM
+WORKER_GRACE_SECONDS = 60  # a data worker ends this long after SIGTERM
 
 
 class StopRequest:
-    """Whether anyone has asked to stop, and how; true once they have."""
+    """Whether a signal has asked to stop, and which; true once one has."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -22,20 +22,20 @@ class StopRequest:
     def __bool__(self) -> bool:
         return self.signal is not None
 
-    def receive(self, number: int, _: FrameType | None) -> None:
-        """Remembers the signal. From now on Ctrl-C has its usual effect, at once.
+    def handle(self, number: int, _: FrameType | None) -> None:
+        """Remembers the signal, and lets the next Ctrl-C end the process at once.
 
-        SIGTERM keeps none: a launcher passes on the one that it got, and a cluster may send one to every process.
+        A second SIGTERM does not: a launcher forwards the one that it got, and a cluster may send one to every process.
         """
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         self.signal = signal.Signals(number)
 
-    def join(self) -> None:
-        """Takes part in a stop that another process was asked for."""
+    def request(self) -> None:
+        """Requests a stop because another process got a signal."""
         self.signal = self.signal or signal.SIGTERM
 
-    def obey(self) -> NoReturn:
-        """Ends as the signal would have, its exit code included: 130 for Ctrl-C, 143 for SIGTERM."""
+    def exit(self) -> NoReturn:
+        """Ends with the exit code of the signal: 130 for Ctrl-C, 143 for SIGTERM."""
         if self.signal == signal.SIGTERM:
             raise SystemExit(128 + signal.SIGTERM)
         raise KeyboardInterrupt
@@ -43,7 +43,7 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Catches SIGINT and SIGTERM inside the block; outside the main thread, where python forbids it, catches nothing.
+    """Catches SIGINT and SIGTERM inside the block; only in the main thread, as Python allows it nowhere else.
 
     >>> with stop_requests() as stop:
     ...     signal.raise_signal(signal.SIGTERM)
@@ -54,7 +54,7 @@ def stop_requests() -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before = {number: signal.signal(number, request.receive) for number in SIGNALS}
+    before = {number: signal.signal(number, request.handle) for number in SIGNALS}
     try:
         yield request
     finally:
@@ -63,14 +63,13 @@ def stop_requests() -> Iterator[StopRequest]:
 
 
 def ignore_signals(_worker: int = 0) -> None:
-    """For a data worker: a signal to the whole group of processes is the trainer's to answer.
+    """For a data worker: a signal to the whole process group must not end it before the trainer's current step.
 
-    Ctrl-C never ends a worker, and SIGTERM after a minute, in which the trainer can finish its step; without an end, a
-    worker that hangs could not be got rid of.
+    Ctrl-C never ends a worker. SIGTERM ends it after a minute, so that a worker that hangs ends too.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _end_later)
+    signal.signal(signal.SIGTERM, _end_after_grace)
 
 
-def _end_later(*_: object) -> None:
-    signal.alarm(WORKERS_SECONDS)
+def _end_after_grace(*_: object) -> None:
+    signal.alarm(WORKER_GRACE_SECONDS)

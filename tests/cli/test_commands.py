@@ -234,7 +234,7 @@ def test_checkpoints_that_are_not_ours(trained, tmp_path, capsys):
     cut.write_bytes((trained / "runs" / "small" / "best" / "model.safetensors").read_bytes()[:1000])
     assert "damaged" in fails(capsys, "predict", cut, photo)
     save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
-    assert "not a checkpoint of this program" in fails(capsys, "predict", tmp_path / "other.safetensors", photo)
+    assert "is not a uniquery model" in fails(capsys, "predict", tmp_path / "other.safetensors", photo)
 
 
 def test_classes_that_do_not_fit(trained, scenes, tmp_path, capsys):

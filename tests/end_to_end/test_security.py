@@ -67,7 +67,7 @@ def test_checkpoints_that_are_programs(scenes, tmp_path, capsys, traps, witness)
         for name in ("model.safetensors", "trainer.safetensors", "trainer.json"):
             shutil.copy(trap, run / "last" / name)
             (run / "last" / "checksums.json").unlink(missing_ok=True)
-            assert "whole" in refused(capsys, "train", config, "--set", "train.steps=1", "--resume")
+            assert "intact" in refused(capsys, "train", config, "--set", "train.steps=1", "--resume")
         for place in (trap, run / "last", run / "last" / "model.safetensors"):
             refused(capsys, "predict", place, photo, "-o", tmp_path / "out")
     assert not witness.exists()

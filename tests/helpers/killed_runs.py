@@ -22,7 +22,7 @@ ALGORITHM = ["querying.inter={capacity: 40, sampling: {count: 3}}", "querying.eq
 
 
 def start(arguments: list[str], output: Path) -> BaseProcess:
-    """`uniquery …` in a process that is forked from one where everything is imported; what it says goes to a file."""
+    """`uniquery …` in a process that is forked from one where everything is imported; its output goes to a file."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["uniquery.cli.train", *_LATE_IMPORTS])
     process = context.Process(target=_run, args=(arguments, output))
@@ -63,7 +63,7 @@ def train_with_kills(config: Path, run: Path, kills: int, *settings: str) -> Non
 
 
 def wait_for_step(run: Path, step: int, process: BaseProcess) -> None:
-    """Until a checkpoint of the step is there; at least until the process has begun."""
+    """Waits for the checkpoint of a step; at least until the process has started."""
     begin = time.monotonic()
     time.sleep(0.1)
     while saved_step(run) < step and process.is_alive():
@@ -72,7 +72,7 @@ def wait_for_step(run: Path, step: int, process: BaseProcess) -> None:
 
 
 def saved_step(run: Path) -> int:
-    """Of the last checkpoint, 0 without one; the one before may be in the middle of its exchange."""
+    """The step of the last checkpoint, 0 without one; it may be in the middle of a rename."""
     for name in ("last", ".last.old", "last.1"):
         with suppress(OSError, ValueError):
             return int(json.loads((run / name / "trainer.json").read_text())["step"])
@@ -84,8 +84,8 @@ def arguments(config: Path, *settings: str) -> list[str]:
     return ["train", str(config), *(part for setting in settings for part in ("--set", setting))]
 
 
-def leavings(run: Path) -> dict[str, Any]:
-    """Everything that two equal runs must have in common, to the bit; times are left out."""
+def run_content(run: Path) -> dict[str, Any]:
+    """The files of a run that must be bit-identical in two equal runs, without times."""
     names = ("last/model.safetensors", "last/trainer.safetensors", "best/model.safetensors", "predictions.json")
     files = {name: (run / name).read_bytes() for name in names}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -95,10 +95,10 @@ def leavings(run: Path) -> dict[str, Any]:
 
 
 def wait_for(condition: Callable[[], bool], output: Path, seconds: float = 40.0) -> None:
-    """Until something is so; `output` is what is shown if it never is."""
+    """Waits for a condition; fails with the content of `output`."""
     end = time.monotonic() + seconds
     while not (output.exists() and condition()):
-        assert time.monotonic() < end, output.read_text() if output.exists() else "nothing was said"
+        assert time.monotonic() < end, output.read_text() if output.exists() else "nothing was printed"
         time.sleep(0.02)
 
 

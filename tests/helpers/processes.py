@@ -10,7 +10,7 @@ import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 from helpers.small_segmenters import drawn, small
-from uniquery.parallel import all_reduce_mean, broadcast_from_first, gather_rows
+from uniquery.parallel import all_gather_rows, all_reduce_mean, broadcast_from_first
 from uniquery.querying import Equivariance, InterScene, UniqueQuerying
 from uniquery.structures import Images
 
@@ -37,7 +37,7 @@ def means_and_gradients(rank: int) -> dict[str, Any]:
     mean = all_reduce_mean(value)
     result = {"mean": mean, "requires_grad": mean.requires_grad, "own": value.detach()}
     uneven = torch.arange(2 * rank * 3).view(-1, 3) + 100 * rank  # no row of the first process, two of the second
-    gathered = gather_rows([uneven, uneven[:, 0] > 0])
+    gathered = all_gather_rows([uneven, uneven[:, 0] > 0])
     objective = DistributedDataParallel(whole_objective())
     trained = _gradients(objective, slice(2 * rank, 2 * rank + 2))
     memory = objective.module.memory.read()

@@ -1,4 +1,4 @@
-"""Checkpoints: what is written is what is read, whenever the writer dies, and whatever the disk does."""
+"""Checkpoints: what is written is read back, also after a kill during a save or on a full disk."""
 
 import json
 import os
@@ -10,24 +10,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 from safetensors import safe_open
 from safetensors.torch import load_file
 
 from helpers.small_runs import small_config
 from uniquery.errors import CheckpointError, UserError
-from uniquery.files import folder_replaced, kept_folders
+from uniquery.files import folder_versions, replace_folder
 from uniquery.training import checkpoint, loop
 from uniquery.training.checkpoint import TrainerState, save_checkpoint
 from uniquery.training.config import load_config
-from uniquery.training.log import MetricsLog
-from uniquery.weights.checksummed import TensorFile, read_checksummed, read_tensors, read_values, write_checksummed
-from uniquery.weights.model_file import load_model, read_model
+from uniquery.training.log import MetricsLog, TrainLine
+from uniquery.weights.checksummed import TensorFile, read_checksummed, read_json, read_safetensors, write_checksummed
+from uniquery.weights.model_file import load_model, read_model_file
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8)
 
 
-class TestSealed:
+class TestChecksummed:
     def test_tensors_come_back_and_safetensors_reads_them(self, tmp_path):
         tensors = {f"t{i}": (torch.arange(5) * 1.5).to(dtype) for i, dtype in enumerate(DTYPES)}
         tensors |= {"flags": torch.tensor([[True], [False]]), "scalar": torch.tensor(7), "none": torch.zeros(0, 3)}
@@ -37,20 +36,20 @@ class TestSealed:
             "grown": torch.ones(2).requires_grad_(),
         }
         write_checksummed(tmp_path, {"a.safetensors": TensorFile(tensors, {"format": "x"}), "b.json": '{"é": 1}'})
-        for loaded in (read_tensors(tmp_path / "a.safetensors"), load_file(tmp_path / "a.safetensors")):
+        for loaded in (read_safetensors(tmp_path / "a.safetensors"), load_file(tmp_path / "a.safetensors")):
             assert set(loaded) == set(tensors)
             for name, tensor in tensors.items():
                 assert loaded[name].dtype == tensor.dtype
                 assert torch.equal(loaded[name], tensor)
         with safe_open(tmp_path / "a.safetensors", "pt") as file:
             assert file.metadata() == {"format": "x"}
-        assert read_values(tmp_path / "b.json") == {"é": 1}
+        assert read_json(tmp_path / "b.json") == {"é": 1}
 
     def test_checksums_are_those_of_the_files(self, tmp_path):
         write_checksummed(tmp_path, {"a.safetensors": TensorFile({"x": torch.randn(3_000_000)}), "b.json": "{}"})
-        for name, seal in json.loads((tmp_path / "checksums.json").read_text()).items():
+        for name, checksum in json.loads((tmp_path / "checksums.json").read_text()).items():
             content = (tmp_path / name).read_bytes()
-            assert seal == {"bytes": len(content), "crc32": zlib.crc32(content)}
+            assert checksum == {"bytes": len(content), "crc32": zlib.crc32(content)}
 
     @pytest.mark.parametrize("place", [0, 8, 40, -1])
     def test_one_bit_is_noticed(self, tmp_path, place):
@@ -65,28 +64,28 @@ class TestSealed:
     def test_broken_tables(self, tmp_path, content):
         (tmp_path / "a.json").write_text(content)
         with pytest.raises(CheckpointError, match="damaged"):
-            read_values(tmp_path / "a.json")
+            read_json(tmp_path / "a.json")
         (tmp_path / "a.json").write_text("{}")
         (tmp_path / "checksums.json").write_text(content)
         with pytest.raises(CheckpointError, match="damaged"):
-            read_values(tmp_path / "a.json")
+            read_json(tmp_path / "a.json")
 
     def test_missing_files_and_files_that_are_something_else(self, tmp_path):
         with pytest.raises(CheckpointError, match="is missing"):
-            read_tensors(tmp_path / "a.safetensors")
+            read_safetensors(tmp_path / "a.safetensors")
         (tmp_path / "a.safetensors").write_bytes(b"no tensors at all")
         with pytest.raises(CheckpointError, match="not a safetensors file"):
-            read_tensors(tmp_path / "a.safetensors")
+            read_safetensors(tmp_path / "a.safetensors")
 
 
 class TestKept:
     def write(self, folder: Path, word: str, keep: int = 2) -> None:
-        with folder_replaced(folder, keep=keep) as temporary:
+        with replace_folder(folder, keep=keep) as temporary:
             (temporary / "word").write_text(word)
 
     def words(self, folder: Path) -> list[str]:
         """Of the whole ones: the oldest may be half removed."""
-        return [(kept / "word").read_text() for kept in kept_folders(folder) if (kept / "word").exists()]
+        return [(kept / "word").read_text() for kept in folder_versions(folder) if (kept / "word").exists()]
 
     def test_predecessors_stay_beside_it_newest_first(self, tmp_path):
         for n in range(5):
@@ -149,14 +148,14 @@ class TestFullDisk:
         config = load_config(small_config(tmp_path, scenes), ["train.steps=2"])
         loop.train(config)
         before = {p: p.read_bytes() for p in (config.folder / "last").iterdir()}
-        card, state = read_model(config.folder)
+        info, state = read_model_file(config.folder)
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
             try:
-                save_checkpoint(config.folder / "last", state, card)
+                save_checkpoint(config.folder / "last", state, info)
             except UserError as error:
                 os.write(writer, str(error).encode())
             finally:
@@ -190,15 +189,15 @@ class TestFullDisk:
             ):
                 loop.train(config)
         monkeypatch.undo()
-        assert read_values(config.folder / "last" / "trainer.json")["step"] == 2
+        assert read_json(config.folder / "last" / "trainer.json")["step"] == 2
         loop.train(config, resume="auto")
-        assert read_values(config.folder / "last" / "trainer.json")["step"] == 4
+        assert read_json(config.folder / "last" / "trainer.json")["step"] == 4
 
     def test_the_log_on_a_full_disk(self, tmp_path):
-        log = MetricsLog(tmp_path)
+        log = MetricsLog(tmp_path / "metrics.jsonl")
         log._file = Path("/dev/full").open("a")  # noqa: SIM115
         with pytest.raises(UserError, match=r"Cannot write .*metrics\.jsonl: No space left"):
-            log.write("train", 1)
+            log.write(TrainLine(step=1, images=1, losses={}, lr=0.1))
         log.close()
 
 
@@ -207,11 +206,11 @@ class TestWhen:
         config = load_config(small_config(tmp_path, scenes), ["train.eval_every=100", *changes])
         real, steps = checkpoint.save_checkpoint, []
 
-        def noted(folder, state, card, trainer, **more):
+        def record(folder, state, info, trainer, **more):
             steps.append(trainer.values["step"])
-            real(folder, state, card, trainer, **more)
+            real(folder, state, info, trainer, **more)
 
-        monkeypatch.setattr(checkpoint, "save_checkpoint", noted)
+        monkeypatch.setattr(checkpoint, "save_checkpoint", record)
         loop.train(config)
         return steps
 
@@ -230,7 +229,7 @@ class TestWhen:
     def test_how_many_are_kept(self, scenes, tmp_path):
         config = load_config(small_config(tmp_path, scenes), ["train.save_every=1", "train.keep_last=3"])
         loop.train(config)
-        kept = [read_values(p / "trainer.json")["step"] for p in kept_folders(config.folder / "last")]
+        kept = [read_json(p / "trainer.json")["step"] for p in folder_versions(config.folder / "last")]
         assert kept == [4, 3, 2]
 
 
@@ -239,7 +238,7 @@ def test_the_model_is_written_once(scenes, tmp_path):
     config = load_config(small_config(tmp_path, scenes), ["train.ema=null", "train.steps=1"])
     loop.train(config)
     names = set(load_file(config.folder / "last" / "trainer.safetensors"))
-    assert not any(name.startswith(("model/", "average/")) for name in names)
+    assert not any(name.startswith(("model/", "ema/")) for name in names)
 
 
 def test_a_damaged_model_is_not_used(scenes, tmp_path):
@@ -253,51 +252,30 @@ def test_a_damaged_model_is_not_used(scenes, tmp_path):
         load_model(config.folder)
 
 
-def test_checkpoints_of_earlier_versions_resume(scenes, tmp_path):
-    """Without checksums, and with the model's weights among the trainer's tensors."""
-    config = load_config(small_config(tmp_path, scenes), ["train.steps=2"])
-    loop.train(config)
-    folder = config.folder / "last"
-    trainer = read_tensors(folder / "trainer.safetensors")
-    trainer |= {f"average/{name}": tensor for name, tensor in read_tensors(folder / "model.safetensors").items()}
-    values = json.loads((folder / "trainer.json").read_text())
-    write_checksummed(
-        folder,
-        {
-            "trainer.safetensors": TensorFile({k: v for k, v in trainer.items() if not k.startswith("sums/")}),
-            "trainer.json": json.dumps({k: values[k] for k in ("step", "best", "average_steps")}),
-        },
-    )
-    (folder / "checksums.json").unlink()
-    _, saved, _ = checkpoint.load_last(config.folder, Console())
-    assert saved.values["step"] == 2
-    loop.train(config, resume=True)
-
-
-def test_a_whole_checkpoint_that_does_not_fit(scenes, tmp_path):
+def test_an_intact_checkpoint_that_does_not_fit(scenes, tmp_path):
     config = load_config(small_config(tmp_path, scenes), ["train.steps=1"])
     loop.train(config)
     folder = config.folder / "last"
-    trainer = read_tensors(folder / "trainer.safetensors")
+    trainer = read_safetensors(folder / "trainer.safetensors")
     del trainer["model/head.classes.weight"]
     values = json.loads((folder / "trainer.json").read_text())
-    model, card = read_tensors(folder / "model.safetensors"), read_model(folder)[0]
-    save_checkpoint(folder, model, card, TrainerState(trainer, values, values.pop("model_is")))
+    model, info = read_safetensors(folder / "model.safetensors"), read_model_file(folder)[0]
+    save_checkpoint(folder, model, info, TrainerState(trainer, values, values.pop("model_prefix")))
     with pytest.raises(CheckpointError, match=r"does not fit this version.*head\.classes\.weight"):
         loop.train(config, resume=True)
 
 
-def test_a_damaged_checkpoint_is_set_aside(scenes, tmp_path, capsys):
+def test_a_damaged_checkpoint_is_moved_away(scenes, tmp_path, capsys):
     changes = ["train.save_every=1", "train.keep_last=2", "train.eval_every=100"]
     loop.train(load_config(small_config(tmp_path, scenes), [*changes, "train.steps=2"]))
     config = load_config(small_config(tmp_path, scenes), [*changes, "train.steps=2"])
     damaged = config.folder / "last" / "trainer.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     loop.train(config, resume=True)
-    kept = [read_values(p / "trainer.json")["step"] for p in kept_folders(config.folder / "last")]
+    kept = [read_json(p / "trainer.json")["step"] for p in folder_versions(config.folder / "last")]
     assert kept == [2, 1]
-    for place in kept_folders(config.folder / "last"):
-        assert read_tensors(place / "trainer.safetensors")  # whole
+    for place in folder_versions(config.folder / "last"):
+        assert read_safetensors(place / "trainer.safetensors")  # intact
     assert (config.folder / "last.damaged").is_dir()
 
 
@@ -311,7 +289,7 @@ def test_an_evaluation_that_fails_loses_no_step(scenes, tmp_path, monkeypatch):
         patch.setattr(loop, "evaluate_run", fail)
         with pytest.raises(UserError, match="broken"):
             loop.train(config)
-    assert read_values(config.folder / "last" / "trainer.json")["step"] == 3
+    assert read_json(config.folder / "last" / "trainer.json")["step"] == 3
     loop.train(config, resume=True)
 
 
@@ -323,16 +301,16 @@ def test_a_folder_with_checkpoints_and_no_configuration_is_not_overwritten(scene
         loop.train(config)
 
 
-def test_metrics_log_forgets_an_evaluation_that_is_repeated(tmp_path):
+def test_metrics_log_removes_an_evaluation_that_is_repeated(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 2}\n{"kind": "eval", "step": 2}\n')
-    MetricsLog(tmp_path, keep_until=2, evaluated_until=1).close()
+    MetricsLog(tmp_path / "metrics.jsonl", last_step=2, last_eval_step=1).close()
     assert [json.loads(line)["kind"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == ["train"]
 
 
-def test_metrics_log_forgets_repeated_steps_and_cut_lines(tmp_path):
+def test_metrics_log_removes_repeated_steps_and_cut_lines(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 1}\n{"kind": "train", "step": 2}\n{"kind": "tr')
-    log = MetricsLog(tmp_path, keep_until=1)
-    log.write("train", 2)
+    log = MetricsLog(tmp_path / "metrics.jsonl", last_step=1)
+    log.write(TrainLine(step=2, images=1, losses={}, lr=0.1))
     log.close()
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
 
@@ -340,5 +318,5 @@ def test_metrics_log_forgets_repeated_steps_and_cut_lines(tmp_path):
 @pytest.mark.parametrize("rest", [b'{"kind": "\xff', b"[1]\n", b"3\n", b"\0\0\0"])
 def test_metrics_log_survives_what_a_crash_leaves(tmp_path, rest):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"kind": "train", "step": 1}\n' + rest)
-    MetricsLog(tmp_path, keep_until=1).close()
+    MetricsLog(tmp_path / "metrics.jsonl", last_step=1).close()
     assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"kind": "train", "step": 1}\n'

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from helpers.killed_runs import children
 from helpers.small_runs import small_config, small_scenes
 from uniquery.training.distributed import fresh_store
-from uniquery.training.loop import _is_stopped
+from uniquery.training.loop import Trainer
 
 pytestmark = pytest.mark.distributed
 
@@ -160,7 +160,7 @@ def test_processes_that_see_different_folders(runs, tmp_path):
     arguments = ["--output", str(tmp_path / "runsRANK"), "--name", "two", "--resume", "auto"]
     result = run_differently(tmp_path / "start.py", str(tmp_path / "RANK.yaml"), *arguments)
     assert result.returncode != 0
-    assert "error in process 1: Another process finds a checkpoint" in result.stderr
+    assert "error in process 1: Another process found a checkpoint" in result.stderr
 
 
 def test_processes_that_see_different_checkpoints(runs, tmp_path):
@@ -172,7 +172,7 @@ def test_processes_that_see_different_checkpoints(runs, tmp_path):
     arguments = ["--output", str(tmp_path / "runsRANK"), "--name", "two", "--resume", "auto"]
     result = run_differently(tmp_path / "start.py", str(tmp_path / "RANK.yaml"), *arguments)
     assert result.returncode != 0
-    assert "Process 1 begins after step 15, the first one after step 20" in result.stderr
+    assert "Process 1 starts from step 15 and process 0 from step 20" in result.stderr
 
 
 def test_a_stop_is_agreed_and_a_restart_goes_on(runs):
@@ -183,8 +183,8 @@ def test_a_stop_is_agreed_and_a_restart_goes_on(runs):
     process = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     wait_for_lines(folder / "stopped", 3)
     process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=60)[0]
-    assert "Stopped by SIGTERM at step" in said
+    message = process.communicate(timeout=60)[0]
+    assert "Stopped by SIGTERM at step" in message
     step = json.loads((folder / "stopped" / "last" / "trainer.json").read_text())["step"]
     assert step == lines(folder / "stopped", "train")[-1]["step"] < 400
 
@@ -201,8 +201,8 @@ class _LateStop:
 
 
 def test_a_signal_after_the_agreement_waits_for_the_next():
-    work = SimpleNamespace(stop=_LateStop(), run=SimpleNamespace(device=torch.device("cpu")))
-    assert not _is_stopped(work)
+    trainer = SimpleNamespace(stop=_LateStop(), run=SimpleNamespace(device=torch.device("cpu")))
+    assert not Trainer.is_stopped(trainer)
 
 
 def test_restarted_processes_meet_under_a_new_name():
@@ -228,8 +228,8 @@ def test_a_killed_process_is_restarted_and_nothing_changes(runs):
     wait_for_lines(folder / "restarted", 7)
     worker = next(pid for pid in children(process.pid) if b"uniquery" in Path(f"/proc/{pid}/cmdline").read_bytes())
     os.kill(int(worker), signal.SIGKILL)
-    said = process.communicate(timeout=180)[0]
-    assert process.returncode == 0, said
-    assert "going on with" in said
+    message = process.communicate(timeout=180)[0]
+    assert process.returncode == 0, message
+    assert "Resuming" in message
     expected = weights(folder / "two")
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(folder / "restarted").items())

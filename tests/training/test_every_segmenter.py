@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from helpers.killed_runs import ALGORITHM, arguments, leavings
+from helpers.killed_runs import ALGORITHM, arguments, run_content
 from helpers.small_runs import small_config
 from helpers.small_segmenters import SMALL
 from uniquery.cli import main
@@ -22,15 +22,15 @@ TERMS = {
 
 def stop_in_step(monkeypatch, command, step: int) -> None:
     """Sends a signal while a step is taken; the command ends after it."""
-    real = loop._step
+    real = loop.Trainer.step
 
-    def signaled(work, *rest):
-        if work.run.step + 1 == step:
+    def signaled(trainer, batches):
+        if trainer.run.step + 1 == step:
             os.kill(os.getpid(), signal.SIGTERM)
-        real(work, *rest)
+        real(trainer, batches)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "_step", signaled)
+        patch.setattr(loop.Trainer, "step", signaled)
         with pytest.raises(SystemExit, match="143"):
             main(command)
 
@@ -52,7 +52,7 @@ def test_a_run_from_its_start_to_its_diagnosis(name, scenes, tmp_path, monkeypat
     stop_in_step(monkeypatch, command, 2)
     assert [line["step"] for line in training_lines(runs / "broken")] == [1, 2]
     assert main([*command, "--resume"]) == 0
-    assert leavings(runs / "broken") == leavings(runs / "whole")
+    assert run_content(runs / "broken") == run_content(runs / "whole")
     lines = training_lines(runs / "broken")
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     for line in lines:

@@ -1,4 +1,4 @@
-"""Steps that go wrong: losses that are no numbers, memory that runs out, workers that vanish."""
+"""Steps that go wrong: non-finite losses, memory that runs out, data workers that are killed."""
 
 import json
 import math
@@ -20,12 +20,12 @@ from uniquery.querying import UniqueQuerying
 from uniquery.training import loop, step
 from uniquery.training.batches import load_splits, training_batches
 from uniquery.training.config import load_config
-from uniquery.training.log import PhaseClock
 from uniquery.training.out_of_memory import is_out_of_memory
-from uniquery.training.recovery import StepGuard
+from uniquery.training.phase_clock import PhaseClock
+from uniquery.training.recovery import Savepoint
 from uniquery.training.replay import replay
 from uniquery.training.run import build_run
-from uniquery.training.step import Gradients, gradients
+from uniquery.training.step import StepResult, compute_gradients
 
 # The first update is tiny, the second throws the weights away, the third step meets what is left of them.
 EXPLODING = ["optim.lr=1e25", "schedule.warmup_steps=3", "schedule.warmup_factor=1e-30", "train.steps=6"]
@@ -47,10 +47,10 @@ def poisoned(monkeypatch):
     return images
 
 
-class TestAstray:
+class TestNonFinite:
     @pytest.fixture
-    def told(self, scenes, tmp_path):
-        """A run that went astray in its third step, and what was said of it."""
+    def failed(self, scenes, tmp_path):
+        """A run with a non-finite third step, and its error message."""
         config = load_config(
             small_config(tmp_path, scenes), [*EXPLODING, *ON, "train.accumulate=2", "train.save_every=1"]
         )
@@ -58,12 +58,12 @@ class TestAstray:
             loop.train(config)
         return config, str(caught.value)
 
-    def test_it_stops_and_says_all_about_it(self, told):
-        config, said = told
-        images = json.loads((config.folder / "astray" / "step.json").read_text())["forwards"]
-        ids = [i for forward in images for i in forward["images"]]
-        assert "Training went astray in step 3: loss_class " in said
-        assert f"images {ids}. No weight was changed" in said
+    def test_it_stops_and_explains(self, failed):
+        config, message = failed
+        images = json.loads((config.folder / "non_finite_step" / "step.json").read_text())["batches"]
+        ids = [i for batch in images for i in batch["image_ids"]]
+        assert "Non-finite loss or gradient at step 3: loss_class " in message
+        assert f"images {ids}. No weight was changed" in message
         for word in (
             "loss_mask",
             "loss_inter",
@@ -72,38 +72,38 @@ class TestAstray:
             "optim.clip_norm",
             "train.skip_nonfinite",
         ):
-            assert word in said
-        assert "nan" in said or "inf" in said
+            assert word in message
+        assert "nan" in message or "inf" in message
 
-    def test_no_weight_is_changed(self, told):
-        config, _ = told
+    def test_no_weight_is_changed(self, failed):
+        config, _ = failed
         before = load_file(config.folder / "last" / "trainer.safetensors")
-        kept = load_file(config.folder / "astray" / "model.safetensors")
+        kept = load_file(config.folder / "non_finite_step" / "model.safetensors")
         assert json.loads((config.folder / "last" / "trainer.json").read_text())["step"] == 2
         assert all(torch.equal(kept[name], before[f"model/{name}"]) for name in kept)
-        state = load_file(config.folder / "astray" / "state.safetensors")
+        state = load_file(config.folder / "non_finite_step" / "state.safetensors")
         assert all(torch.equal(state[name], before[name]) for name in state)
         assert len(state["algorithm/memory/embeddings"]) == 10
 
-    def test_the_step_runs_again(self, told):
-        config, said = told
-        again = replay(config.folder / "astray")
-        assert again.step == 3
-        assert not all(map(math.isfinite, (*again.losses.values(), again.gradient_norm)))
-        assert same(again.losses, again.recorded_losses)
-        assert same({"": again.gradient_norm}, {"": again.recorded_norm})
-        line = said.split("runs again with: ")[1].split(". Lower")[0]
+    def test_the_step_is_replayed(self, failed):
+        config, message = failed
+        replayed = replay(config.folder / "non_finite_step")
+        assert replayed.step == 3
+        assert not all(map(math.isfinite, (*replayed.losses.values(), replayed.grad_norm)))
+        assert same(replayed.losses, replayed.recorded_losses)
+        assert same({"": replayed.grad_norm}, {"": replayed.recorded_grad_norm})
+        line = message.split("replay it with: ")[1].split(". Lower")[0]
         program, *rest = shlex.split(line)
         assert program == "python"
         out = subprocess.run([sys.executable, *rest], check=True, capture_output=True, text=True).stdout
         assert out.startswith("step 3\n  loss_class")
 
-    def test_a_damaged_dump_is_not_replayed(self, told):
-        config, _ = told
-        file = config.folder / "astray" / "batch.safetensors"
+    def test_a_damaged_dump_is_not_replayed(self, failed):
+        config, _ = failed
+        file = config.folder / "non_finite_step" / "batch.safetensors"
         file.write_bytes(file.read_bytes()[:-1] + b"\7")
         with pytest.raises(CheckpointError, match=r"batch\.safetensors is damaged"):
-            replay(config.folder / "astray")
+            replay(config.folder / "non_finite_step")
 
     def test_a_dump_that_cannot_be_written_does_not_hide_the_cause(self, scenes, tmp_path, monkeypatch):
         def full_disk(*_):
@@ -111,35 +111,35 @@ class TestAstray:
 
         monkeypatch.setattr("uniquery.training.replay.write_checksummed", full_disk)
         config = load_config(small_config(tmp_path, scenes), [*EXPLODING, "train.save_every=100"])
-        with pytest.raises(UserError, match=r"astray in step 3: .*could not be kept: .*No space left"):
+        with pytest.raises(UserError, match=r"Non-finite .* at step 3: .*could not be saved: .*No space left"):
             loop.train(config)
 
     def test_nothing_is_kept_of_it(self, scenes, tmp_path):
         changes = ["train.log_every=100", "train.save_every=3", "train.eval_every=3"]
         config = load_config(small_config(tmp_path, scenes), [*EXPLODING, *changes])
-        with pytest.raises(UserError, match="astray in step 3"):
+        with pytest.raises(UserError, match="Non-finite loss or gradient at step 3"):
             loop.train(config)
         assert not (config.folder / "last").exists()
         assert not (config.folder / "best").exists()
 
     def test_precise_steps_replay_to_the_bit(self, scenes, tmp_path, poisoned, monkeypatch):
-        """All losses but the poisoned one are plain numbers, which a replay without the poison gives again."""
+        """All losses but the poisoned one are plain numbers, which a replay without the poison gives replayed."""
         changes = [*ON, "seed=3", "train.accumulate=2", "train.steps=5", "train.save_every=100", "model.max_queries=2"]
         config = load_config(small_config(tmp_path, scenes), changes)
         poisoned.add(images_of_step(config, 3)[1])  # two of six images a step: none is seen before
-        with pytest.raises(UserError, match="astray in step 3"):
+        with pytest.raises(UserError, match="Non-finite loss or gradient at step 3"):
             loop.train(config)
         monkeypatch.undo()
-        again = replay(config.folder / "astray")
-        assert math.isfinite(again.losses["loss_mask"])
-        assert math.isnan(again.recorded_losses["loss_mask"])
-        rest = {name: loss for name, loss in again.losses.items() if name != "loss_mask"}
+        replayed = replay(config.folder / "non_finite_step")
+        assert math.isfinite(replayed.losses["loss_mask"])
+        assert math.isnan(replayed.recorded_losses["loss_mask"])
+        rest = {name: loss for name, loss in replayed.losses.items() if name != "loss_mask"}
         assert len(rest) == 5
-        assert all(again.recorded_losses[name] == loss for name, loss in rest.items())
+        assert all(replayed.recorded_losses[name] == loss for name, loss in rest.items())
 
 
 class TestSkipping:
-    def test_steps_are_left_out_and_the_run_ends(self, scenes, tmp_path, poisoned, capsys):
+    def test_steps_are_skipped_and_the_run_ends(self, scenes, tmp_path, poisoned, capsys):
         config = load_config(small_config(tmp_path, scenes), [*ALGORITHM, "train.steps=5", "train.skip_nonfinite=5"])
         poisoned.add(images_of_step(config, 2)[0])
         bad = [n for n in range(1, 6) if poisoned & set(images_of_step(config, n))]
@@ -150,7 +150,7 @@ class TestSkipping:
         skipped = next(line for line in lines if line["kind"] == "skipped")
         assert skipped["losses"]["loss_mask"] == "nan"
         assert skipped["image_ids"] == images_of_step(config, 2)
-        assert "left out step 2:" in " ".join(capsys.readouterr().out.split())
+        assert "skipped step 2:" in " ".join(capsys.readouterr().out.split())
         values = json.loads((config.folder / "last" / "trainer.json").read_text())
         assert (values["step"], values["skipped"]) == (5, len(bad))
         for name in ("model", "trainer"):
@@ -161,47 +161,47 @@ class TestSkipping:
         changes = ["train.steps=5", "train.save_every=1", "train.skip_nonfinite=1"]
         config = load_config(small_config(tmp_path, scenes), changes)
         poisoned |= set(range(1000))
-        with pytest.raises(UserError, match=r"astray after 1 steps that were left out in step 2"):
+        with pytest.raises(UserError, match=r"Non-finite loss or gradient after 1 skipped steps at step 2"):
             loop.train(config)
-        with pytest.raises(UserError, match=r"astray after 1 steps that were left out in step 2"):
+        with pytest.raises(UserError, match=r"Non-finite loss or gradient after 1 skipped steps at step 2"):
             loop.train(config, resume=True)
         more = load_config(small_config(tmp_path, scenes), [*changes, "train.skip_nonfinite=2"])
-        with pytest.raises(UserError, match=r"astray after 2 steps that were left out in step 3"):
+        with pytest.raises(UserError, match=r"Non-finite loss or gradient after 2 skipped steps at step 3"):
             loop.train(more, resume=True)
 
-    def test_a_step_is_taken_back_whole(self, scenes, tmp_path):
+    def test_a_step_is_rolled_back_completely(self, scenes, tmp_path):
         changes = [*ON, "model.mask_norm=batch", "model.max_queries=2", "querying.inter.ramp_steps=9"]
         run, batches = prepared(load_config(small_config(tmp_path, scenes), changes))
-        guard, clock = StepGuard(run), PhaseClock(run.device)
+        savepoint, clock = Savepoint(run), PhaseClock(run.device)
         for _ in range(3):
             before = snapshot(run)
-            guard.begin()
-            gradients(run, batches, clock)
+            savepoint.save()
+            compute_gradients(run, batches, clock)
             changed = {n for n, t in snapshot(run).items() if n not in before or not torch.equal(t, before[n])}
             assert {"algorithm/steps", "algorithm/memory/embeddings"} <= changed
             assert any("running_mean" in name for name in changed)
-            guard.rollback()
+            savepoint.rollback()
             after = snapshot(run)
             assert set(after) == set(before)
             assert all(torch.equal(after[name], before[name]) for name in before)
-            guard.begin()
-            step.update(run, gradients(run, batches, clock).norm, clock)
+            savepoint.save()
+            step.update_weights(run, compute_gradients(run, batches, clock).grad_norm, clock)
 
     @pytest.mark.parametrize("capacity", [0, 5, 1000])
-    def test_the_memory_is_taken_back_over_several_pushes(self, scenes, tmp_path, capacity):
+    def test_the_memory_is_rolled_back_over_several_pushes(self, scenes, tmp_path, capacity):
         changes = ["train.accumulate=2", f"querying.inter={{capacity: {capacity}, sampling: {{count: 3}}}}"]
         run, batches = prepared(load_config(small_config(tmp_path, scenes), changes))
-        guard, clock = StepGuard(run), PhaseClock(run.device)
+        savepoint, clock = Savepoint(run), PhaseClock(run.device)
         for _ in range(2):
             before = snapshot(run)
-            guard.begin()
-            gradients(run, batches, clock)
-            guard.rollback()
+            savepoint.save()
+            compute_gradients(run, batches, clock)
+            savepoint.rollback()
             after = snapshot(run)
             assert set(after) == set(before)
             assert all(torch.equal(after[name], before[name]) for name in before)
-            guard.begin()
-            gradients(run, batches, clock)
+            savepoint.save()
+            compute_gradients(run, batches, clock)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ class TestSkipping:
 )
 def test_what_is_finite(losses, norm, finite):
     named = {str(i): torch.tensor(loss) for i, loss in enumerate(losses)}
-    assert Gradients(named, torch.tensor(norm), [], torch.tensor(0.0)).are_finite() is finite
+    assert StepResult(named, torch.tensor(norm), [], torch.tensor(0.0)).is_finite() is finite
 
 
 class TestOutOfMemory:
@@ -226,22 +226,23 @@ class TestOutOfMemory:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has ...")
 
         monkeypatch.setattr("uniquery.segmenters.condinst.CondInst.forward", full)
-        said = self.fails(scenes, tmp_path, "train.batch_size=4", "train.accumulate=3", *ALGORITHM)
+        message = self.fails(scenes, tmp_path, "train.batch_size=4", "train.accumulate=3", *ALGORITHM)
         assert (
-            "Out of memory in step 1, in the forward pass of 2 images of 64×64, 64×64 (padded to 64×64) with " in said
+            "Out of memory in step 1, in the forward pass of 2 images of 64×64, 64×64 (padded to 64×64) with "
+            in message
         )
-        assert " instances (CUDA out of memory. Tried to allocate 2.00 GiB)." in said
-        assert "train.batch_size=2 with train.accumulate=6, as many images in one update; " in said
-        assert "smaller sizes in data.augment; " in said
-        assert "train.precision=bfloat16 or backbone.checkpoint_gradients=true." in said
+        assert " instances (CUDA out of memory. Tried to allocate 2.00 GiB)." in message
+        assert "train.batch_size=2 with train.accumulate=6, as many images in one update; " in message
+        assert "smaller sizes in data.augment; " in message
+        assert "train.precision=bfloat16 or backbone.checkpoint_gradients=true." in message
 
     def test_on_a_cpu_in_the_backward_pass(self, scenes, tmp_path, monkeypatch):
         monkeypatch.setattr(torch.Tensor, "backward", lambda *_: torch.empty(2**58))
-        said = self.fails(scenes, tmp_path, "train.batch_size=1", "train.precision=bfloat16", "model.levels=4")
-        assert "in the backward pass of 1 images" in said
-        assert "can't allocate memory" in said
-        assert "model.max_queries" in said
-        assert "Try: " in said
+        message = self.fails(scenes, tmp_path, "train.batch_size=1", "train.precision=bfloat16", "model.levels=4")
+        assert "in the backward pass of 1 images" in message
+        assert "can't allocate memory" in message
+        assert "model.max_queries" in message
+        assert "Try: " in message
 
     def test_in_the_update(self, scenes, tmp_path, monkeypatch):
         monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_: torch.empty(2**58))
@@ -249,9 +250,9 @@ class TestOutOfMemory:
 
     def test_in_the_evaluation(self, scenes, tmp_path, monkeypatch):
         monkeypatch.setattr("uniquery.segmenters.condinst.CondInst.predict", lambda *_, **__: torch.empty(2**58))
-        said = self.fails(scenes, tmp_path, "eval.batch_size=2")
-        assert "Out of memory in step 3, in the evaluation (" in said or "in step 2, in the evaluation (" in said
-        assert "eval.batch_size=1; a smaller data.test_size" in said
+        message = self.fails(scenes, tmp_path, "eval.batch_size=2")
+        assert "Out of memory in step 3, in the evaluation (" in message or "in step 2, in the evaluation (" in message
+        assert "eval.batch_size=1; a smaller data.test_size" in message
 
     def test_other_errors_are_not_touched(self, scenes, tmp_path, monkeypatch):
         def broken(*_):
@@ -274,11 +275,11 @@ def test_a_killed_data_worker_is_told_in_one_sentence(scenes, tmp_path):
     wait_for(lambda: "step 2/" in output.read_text(), output)
     os.kill(int(children(process.pid)[0]), signal.SIGKILL)
     process.join(30)
-    said = " ".join(output.read_text().split())
-    assert process.exitcode == 2, said
-    assert "error: A data worker was ended from outside" in said
-    assert "lower data.workers" in said
-    assert "Traceback" not in said
+    message = " ".join(output.read_text().split())
+    assert process.exitcode == 2, message
+    assert "error: A data worker process was killed" in message
+    assert "lower data.workers" in message
+    assert "Traceback" not in message
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, EOFError])
@@ -321,10 +322,12 @@ def same(one: dict[str, float], other: dict[str, float]) -> bool:
     )
 
 
-@pytest.mark.parametrize(("own", "suspects"), [((1.0, math.nan), [7, 9]), ((1.0, 2.0), [3, 5, 7, 9])])
-def test_images_of_the_processes_that_went_astray(own, suspects, monkeypatch):
+@pytest.mark.parametrize(("local_losses", "image_ids"), [((1.0, math.nan), [7, 9]), ((1.0, 2.0), [3, 5, 7, 9])])
+def test_images_of_the_processes_with_a_non_finite_loss(local_losses, image_ids, monkeypatch):
     """What the second of two processes would gather."""
-    first = [torch.tensor([3, 5]), torch.tensor([not math.isfinite(own[0])] * 2)]
-    monkeypatch.setattr(step, "gather_rows", lambda rows: [torch.cat(pair) for pair in zip(first, rows, strict=True)])
-    found = Gradients({"loss": torch.tensor(math.nan)}, torch.tensor(math.nan), [7, 9], torch.tensor(own[1]))
-    assert found.suspects() == suspects
+    first = [torch.tensor([3, 5]), torch.tensor([not math.isfinite(local_losses[0])] * 2)]
+    monkeypatch.setattr(
+        step, "all_gather_rows", lambda rows: [torch.cat(pair) for pair in zip(first, rows, strict=True)]
+    )
+    result = StepResult({"loss": torch.tensor(math.nan)}, torch.tensor(math.nan), [7, 9], torch.tensor(local_losses[1]))
+    assert result.non_finite_images() == image_ids

@@ -1,4 +1,4 @@
-"""A run that was killed, stopped, moved or damaged goes on as if nothing had happened."""
+"""A run that was killed, stopped, moved or damaged resumes and ends with the same bits."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from helpers.killed_runs import (
     ALGORITHM,
     arguments,
     children,
-    leavings,
+    run_content,
     start,
     train_to_the_end,
     train_with_kills,
@@ -37,15 +37,15 @@ class Killed(BaseException):
 
 def dies_in_step(monkeypatch, config, step: int, resume=False) -> None:
     """Trains until a step begins, and no further."""
-    real = loop._step
+    real = loop.Trainer.step
 
-    def dying(work, *rest):
-        if work.run.step + 1 == step:
+    def dying(trainer, batches):
+        if trainer.run.step + 1 == step:
             raise Killed
-        real(work, *rest)
+        real(trainer, batches)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "_step", dying)
+        patch.setattr(loop.Trainer, "step", dying)
         with pytest.raises(Killed):
             loop.train(config, resume=resume)
 
@@ -59,7 +59,7 @@ def test_a_resumed_run_is_bit_identical(scenes, tmp_path, monkeypatch, accumulat
     broken = load_config(small_config(tmp_path, scenes), [*changes, *algorithm, "name=broken"])
     dies_in_step(monkeypatch, broken, 4)
     loop.train(broken, resume=True)
-    assert leavings(broken.folder) == leavings(whole.folder)
+    assert run_content(broken.folder) == run_content(whole.folder)
 
 
 def test_a_run_without_averaged_weights_resumes_too(scenes, tmp_path, monkeypatch):
@@ -69,7 +69,7 @@ def test_a_run_without_averaged_weights_resumes_too(scenes, tmp_path, monkeypatc
     broken = load_config(small_config(tmp_path, scenes), [*changes, "name=broken"])
     dies_in_step(monkeypatch, broken, 4)
     loop.train(broken, resume="auto")
-    assert leavings(broken.folder) == leavings(whole.folder)
+    assert run_content(broken.folder) == run_content(whole.folder)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_kills_at_random_moments_change_nothing(scenes, tmp_path, kills, steps):
     settings = [*STEADY, f"train.steps={steps}"]
     train_to_the_end(config, *settings, "name=whole")
     train_with_kills(config, runs / "killed", kills, *settings, "name=killed")
-    assert leavings(runs / "killed") == leavings(runs / "whole")
+    assert run_content(runs / "killed") == run_content(runs / "whole")
 
 
 def test_killed_after_the_first_best_model_whose_checkpoint_was_lost(scenes, tmp_path, monkeypatch):
@@ -95,7 +95,7 @@ def test_killed_after_the_first_best_model_whose_checkpoint_was_lost(scenes, tmp
     with pytest.raises(ConfigError, match=r"optim\.lr"):
         loop.train(other, resume="auto")
     loop.train(broken, resume="auto")
-    assert leavings(broken.folder) == leavings(whole.folder)
+    assert run_content(broken.folder) == run_content(whole.folder)
 
 
 def test_how_often_is_saved_and_how_many_work_changes_nothing(scenes, tmp_path):
@@ -104,7 +104,7 @@ def test_how_often_is_saved_and_how_many_work_changes_nothing(scenes, tmp_path):
         changes = [f"name={name}", "train.steps=3", f"train.save_every={every}", f"data.workers={workers}", *ALGORITHM]
         config = load_config(small_config(tmp_path, scenes), [*changes, "train.log_every=2"])
         loop.train(config)
-        ends.append(leavings(config.folder))
+        ends.append(run_content(config.folder))
     assert ends[0] == ends[1]
 
 
@@ -128,7 +128,7 @@ class TestDamage:
     @pytest.mark.parametrize("name", ["model.safetensors", "trainer.safetensors", "trainer.json", "checksums.json"])
     @pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
     def test_a_damaged_last_falls_back_and_says_so(self, finished, name, damage, capsys):
-        before = leavings(finished.folder)
+        before = run_content(finished.folder)
         file = finished.folder / "last" / name
         content = bytearray(file.read_bytes())
         if damage == "gone":
@@ -141,26 +141,26 @@ class TestDamage:
         capsys.readouterr()
         loop.train(finished, resume="auto", console=Console(width=1000))
         out = capsys.readouterr().out
-        assert leavings(finished.folder) == before
-        if (name, damage) == ("checksums.json", "gone"):  # as in checkpoints of earlier versions
-            assert "after step 4" in out
+        assert run_content(finished.folder) == before
+        if (name, damage) == ("checksums.json", "gone"):  # nothing to compare with
+            assert "from step 4" in out
         else:
             assert name in out or name == "checksums.json"
             assert "is damaged" in out or "is missing" in out
-            assert f"Going on from {finished.folder / 'last.1'}, which is whole: step 2." in out
-            assert "after step 2" in out
+            assert f"Using {finished.folder / 'last.1'} of step 2 instead." in out
+            assert "from step 2" in out
 
     def test_nothing_whole_is_no_reason_to_start_over(self, finished):
         for name in ("last", "last.1"):
             (finished.folder / name / "trainer.safetensors").write_bytes(b"123")
-        with pytest.raises(CheckpointError, match=r"No checkpoint of .* is whole.*last.*last\.1"):
+        with pytest.raises(CheckpointError, match=r"No checkpoint of .* is intact.*last.*last\.1"):
             loop.train(finished, resume="auto")
 
     def test_a_lost_last_is_replaced_by_the_one_before(self, finished):
-        before = leavings(finished.folder)
+        before = run_content(finished.folder)
         shutil.rmtree(finished.folder / "last")
         loop.train(finished, resume="auto")
-        assert leavings(finished.folder) == before
+        assert run_content(finished.folder) == before
 
 
 class TestMoved:
@@ -178,7 +178,7 @@ class TestMoved:
         ]
         again = load_config(small_config(tmp_path, scenes), [("output", str(tmp_path / "elsewhere")), *moved])
         loop.train(again, resume=True)
-        assert leavings(again.folder) == leavings(tmp_path / "elsewhere" / "whole")
+        assert run_content(again.folder) == run_content(tmp_path / "elsewhere" / "whole")
         assert str(tmp_path / "data") in (again.folder / "config.yaml").read_text()
 
     def remove_an_instance(self, raw):
@@ -215,14 +215,14 @@ class TestSignals:
         wait_for(lambda: "step 3/" in output.read_text(), output)
         os.kill(process.pid, number)
         process.join(30)
-        said = " ".join(output.read_text().split())
-        assert process.exitcode == code, said
+        message = " ".join(output.read_text().split())
+        assert process.exitcode == code, message
         step = json.loads((tmp_path / "runs" / "small" / "last" / "trainer.json").read_text())["step"]
         assert step >= 3
         name = "SIGTERM" if number == signal.SIGTERM else "Ctrl-C"
-        assert f"Stopped by {name} at step {step} of 400" in said
-        assert "--resume auto" in said
-        assert "Traceback" not in said
+        assert f"Stopped by {name} at step {step} of 400" in message
+        assert "--resume auto" in message
+        assert "Traceback" not in message
 
     def test_a_signal_to_all_processes_does_not_end_the_data_workers_first(self, scenes, tmp_path):
         config = small_config(tmp_path, scenes)
@@ -244,11 +244,11 @@ class TestSignals:
         whole = load_config(small_config(tmp_path, scenes), [*changes, "name=whole"])
         loop.train(whole)
         broken = load_config(small_config(tmp_path, scenes), [*changes, "name=broken"])
-        real_step, real_predict = loop._step, validation.predict_data
+        real_step, real_predict = loop.Trainer.step, validation.predict_data
 
-        def signaled_step(work, *rest):
-            real_step(work, *rest)
-            if work.run.step == 1:
+        def signaled_step(trainer, batches):
+            real_step(trainer, batches)
+            if trainer.run.step == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
 
         def signaled_predict(*arguments, **more):
@@ -258,7 +258,7 @@ class TestSignals:
                 yield result
 
         with monkeypatch.context() as patch:
-            patch.setattr(loop, "_step", signaled_step)
+            patch.setattr(loop.Trainer, "step", signaled_step)
             with pytest.raises(SystemExit, match="143"):
                 loop.train(broken)
         for _ in range(2):  # at step 2, and again when it goes on with the evaluation
@@ -267,9 +267,9 @@ class TestSignals:
                 with pytest.raises(KeyboardInterrupt):
                     loop.train(broken, resume=True)
             values = json.loads((broken.folder / "last" / "trainer.json").read_text())
-            assert (values["step"], values["evaluated"]) == (2, 0)
+            assert (values["step"], values["eval_step"]) == (2, 0)
         loop.train(broken, resume=True)
-        assert leavings(broken.folder) == leavings(whole.folder)
+        assert run_content(broken.folder) == run_content(whole.folder)
 
     @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
     def test_a_second_ctrl_c_ends_at_once_and_a_second_term_does_not(self, first):
@@ -287,7 +287,7 @@ class TestSignals:
     def test_a_stop_that_another_process_asked_for_leaves_one_signal_to_come(self):
         """torchrun sends its signal to all: what comes after the agreement must not end a process that saves."""
         with stop_requests() as stop:
-            stop.join()
+            stop.request()
             os.kill(os.getpid(), signal.SIGTERM)
             assert stop.signal == signal.SIGTERM
 
@@ -298,7 +298,7 @@ class TestSignals:
         assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
     def test_a_worker_outlives_signals_for_a_while(self, monkeypatch):
-        monkeypatch.setattr("uniquery.signals.WORKERS_SECONDS", 1)
+        monkeypatch.setattr("uniquery.signals.WORKER_GRACE_SECONDS", 1)
         heard, alive = os.pipe()
         child = os.fork()
         if child == 0:

@@ -9,19 +9,20 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+import uniquery
 from helpers.killed_runs import ALGORITHM
 from helpers.small_runs import small_config
 from uniquery.backbones import BackboneConfig
 from uniquery.errors import CheckpointError, ConfigError
+from uniquery.querying import PixelSampling
 from uniquery.segmenters import build_segmenter
 from uniquery.segmenters.condinst import CondInstConfig
 from uniquery.training import loop
 from uniquery.training.checkpoint import load_trainer_state
 from uniquery.training.config import LayerConfig, OptimConfig, ScheduleConfig, load_config
-from uniquery.training.log import PhaseClock
 from uniquery.training.optim import EMA, build_optimizer, lr_factor
-from uniquery.training.querying import SamplingConfig
-from uniquery.weights.model_file import init_from, load_model, read_model
+from uniquery.training.phase_clock import PhaseClock
+from uniquery.weights.model_file import load_matching_weights, load_model, read_model_file
 
 
 def test_accumulation_sees_the_images_of_a_larger_batch(scenes, tmp_path):
@@ -32,6 +33,14 @@ def test_accumulation_sees_the_images_of_a_larger_batch(scenes, tmp_path):
         loop.train(config)
         line = json.loads((config.folder / "metrics.jsonl").read_text().splitlines()[0])
         assert line["images"] == 4
+
+
+def test_training_from_python_returns_the_folder_of_the_run(scenes, tmp_path):
+    folder = uniquery.train(uniquery.load_config(small_config(tmp_path, scenes), ["train.steps=1"]))
+    assert folder == tmp_path / "runs" / "small"
+    model, info = uniquery.load_model(folder)
+    assert not model.training
+    assert len(info.categories) == 3
 
 
 def test_bfloat16_trains(scenes, tmp_path):
@@ -48,7 +57,7 @@ def test_averaged_weights_are_evaluated_and_saved(scenes, tmp_path):
     loop.train(config)
     saved = load_file(config.folder / "last" / "model.safetensors")
     state = load_trainer_state(config.folder / "last")
-    assert all(torch.equal(saved[k], state.tensors[f"average/{k}"]) for k in saved)
+    assert all(torch.equal(saved[k], state.tensors[f"ema/{k}"]) for k in saved)
     assert any(not torch.equal(saved[k], state.tensors[f"model/{k}"]) for k in saved)
 
 
@@ -96,11 +105,11 @@ def test_parameter_groups():
 def test_init_from_reports_what_fits(scenes, tmp_path):
     config = load_config(small_config(tmp_path, scenes), ["train.steps=1"])
     loop.train(config)
-    card, _ = read_model(config.folder)
-    other = build_segmenter(card.model, card.backbone, 7)
-    report = init_from(other, config.folder)
-    assert set(report.kept) == {"head.classes.weight", "head.classes.bias"}
-    assert set(report.ignored) == {"head.classes.weight", "head.classes.bias"}
+    info, _ = read_model_file(config.folder)
+    other = build_segmenter(info.model, info.backbone, 7)
+    report = load_matching_weights(other, config.folder)
+    assert set(report.missing) == {"head.classes.weight", "head.classes.bias"}
+    assert set(report.unexpected) == {"head.classes.weight", "head.classes.bias"}
     assert "2 re-initialized: head.classes.weight" in str(report)
 
 
@@ -112,26 +121,26 @@ def test_init_from_a_foreign_checkpoint(tmp_path):
         "pixel_mean": torch.zeros(3),
     }
     torch.save({"model": theirs}, tmp_path / "condinst.pth")
-    report = init_from(model, tmp_path / "condinst.pth")
+    report = load_matching_weights(model, tmp_path / "condinst.pth")
     assert report.loaded == ("head.controller.weight",)
-    assert report.ignored == ("head.classes.weight",)
+    assert report.unexpected == ("head.classes.weight",)
     assert (model.head.controller.weight == 0.5).all()
     torch.save(theirs, tmp_path / "pytorch_model.bin")
-    assert init_from(model, tmp_path / "pytorch_model.bin") == report
+    assert load_matching_weights(model, tmp_path / "pytorch_model.bin") == report
     (tmp_path / "detectron.pkl").write_bytes(b"any pickle")
     with pytest.raises(CheckpointError, match="can run any code"):
-        init_from(model, tmp_path / "detectron.pkl")
+        load_matching_weights(model, tmp_path / "detectron.pkl")
     torch.save({"model": {"x": torch.zeros(1)}}, tmp_path / "other.pth")
     with pytest.raises(CheckpointError, match="Nothing in"):
-        init_from(model, tmp_path / "other.pth")
+        load_matching_weights(model, tmp_path / "other.pth")
 
 
 def test_a_loaded_model_predicts_the_same(scenes, tmp_path):
     config = load_config(small_config(tmp_path, scenes), ["train.steps=2"])
     loop.train(config)
-    first, card = load_model(config.folder)
+    first, info = load_model(str(config.folder))
     second, _ = load_model(config.folder / "best" / "model.safetensors")
-    assert [c.name for c in card.categories] == ["disc", "box", "triangle"] or len(card.categories) == 3
+    assert [c.name for c in info.categories] == ["disc", "box", "triangle"] or len(info.categories) == 3
     assert all(
         torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True)
     )
@@ -143,10 +152,10 @@ def test_phase_clock_averages_over_steps():
         with clock("forward"):
             pass
         clock.steps += 1
-    means = clock.take()
+    means = clock.pop_means()
     assert means["forward"] > 0
     assert means["backward"] == 0
-    assert clock.take()["forward"] == 0
+    assert clock.pop_means()["forward"] == 0
 
 
 def test_tensorboard(scenes, tmp_path):
@@ -178,8 +187,8 @@ def test_the_algorithm_trains_and_leaves_a_plain_model(scenes, tmp_path):
         ("querying.inter.sampling.count=0", "querying.inter.sampling.count"),
         ("querying.equivariance.crop=[0.5, 1.2]", "querying.equivariance.crop"),
         ("querying.equivariance.weight=-3", "querying.equivariance.weight"),
-        ("querying.equivariance.rotate=[9, 1]", "smaller angle first"),
-        ("querying.equivariance={views: extra, weight: 0}", "take paired ones"),
+        ("querying.equivariance.rotate=[9, 1]", "smaller value first"),
+        ("querying.equivariance={views: extra, weight: 0}", "use paired views"),
         ("querying.intre={}", "Did you mean 'inter'"),
     ],
 )
@@ -188,23 +197,23 @@ def test_settings_of_the_algorithm_that_cannot_be(scenes, tmp_path, override, wo
         load_config(small_config(tmp_path, scenes), [override])
 
 
-def test_a_crowd_that_cannot_all_be_found_is_told(scenes, tmp_path, capsys):
+def test_a_crowd_that_cannot_all_be_found_is_warned(scenes, tmp_path, capsys):
     model = {"name": "mask2former", "queries": 1, "channels": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
     changes = [("model", model), "model.max_detections=2", "train.steps=1"]
     loop.train(load_config(small_config(tmp_path, scenes), changes))
-    said = " ".join(capsys.readouterr().out.split())
+    message = " ".join(capsys.readouterr().out.split())
     for limit in ("model.queries = 1", "model.max_detections = 2"):
-        assert re.search(rf"warning: an image has \d+ instances, more than {limit}", said)
-    assert "eval.max_detections" not in said
+        assert re.search(rf"warning: an image has \d+ instances, more than {limit}", message)
+    assert "eval.max_detections" not in message
 
 
-def test_data_without_instances_is_told(scenes, tmp_path, capsys):
+def test_data_without_instances_is_warned(scenes, tmp_path, capsys):
     raw = json.loads(scenes.annotations("train").read_text())
     (tmp_path / "none.json").write_text(json.dumps({**raw, "annotations": []}))
-    for changes, is_told in (([], False), ([("data.train.annotations", str(tmp_path / "none.json"))], True)):
-        loop.train(load_config(small_config(tmp_path, scenes), [*changes, f"name=told-{is_told}", "train.steps=1"]))
-        said = " ".join(capsys.readouterr().out.split())
-        assert ("warning: the training data has no instances" in said) == is_told
+    for changes, is_warned in (([], False), ([("data.train.annotations", str(tmp_path / "none.json"))], True)):
+        loop.train(load_config(small_config(tmp_path, scenes), [*changes, f"name=warned-{is_warned}", "train.steps=1"]))
+        message = " ".join(capsys.readouterr().out.split())
+        assert ("warning: the training data has no instances" in message) == is_warned
 
 
 def test_an_odd_batch_cannot_be_paired(scenes, tmp_path):
@@ -231,5 +240,5 @@ def test_setting_steps_unsets_epochs():
 )
 def test_sampling_defaults_are_the_papers(name, count, wanted):
     owned = torch.ones(1, 2000, dtype=torch.bool)
-    instance, _ = SamplingConfig(name=name, count=count).build()(owned, None)
+    instance, _ = PixelSampling(name=name, count=count)(owned)
     assert len(instance) == wanted

@@ -10,7 +10,8 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from uniquery.cli.options import add_set, command
-from uniquery.training.config import load_config, shipped_configs, to_yaml
+from uniquery.training.config import load_config, to_yaml
+from uniquery.training.config_files import shipped_configs
 
 
 def add_parser(commands: Any) -> None:

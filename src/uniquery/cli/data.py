@@ -22,7 +22,8 @@ from uniquery.errors import ConfigError, did_you_mean
 from uniquery.files import make_folder, write_atomically
 from uniquery.masks import rle
 from uniquery.report.drawings import Drawn, grid, overlay, png_bytes
-from uniquery.training.config import load_config, parse_override
+from uniquery.training.config import load_config
+from uniquery.training.config_files import parse_override
 
 SHOWN = 8
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,10 +18,12 @@ from uniquery.data.coco import CocoData
 from uniquery.data.scenes import ScenesConfig, make_scenes
 from uniquery.files import make_folder, write_atomically
 from uniquery.report.drawings import png_bytes
-from uniquery.report.runs import FIGURES_FILE, PICTURE_FILE, load_run
+from uniquery.report.runs import load_run
 from uniquery.report.tables import number
-from uniquery.training.config import Override, load_config
+from uniquery.training.config import load_config
+from uniquery.training.config_files import Override
 from uniquery.training.loop import train
+from uniquery.training.run_folder import REPORT_FILE, RunFolder
 from uniquery.weights.model_file import load_model
 
 DEMO_SCENES = ScenesConfig(train_images=600, val_images=80)
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
         console.rule(name)
         place = [("output", str(demo)), ("name", name), ("querying", querying)]
         folders.append(_trained([*splits, *place, *args.set], console))
-    page = report_runs(folders, demo / "report.html")
+    page = report_runs(folders, demo / REPORT_FILE)
     console.print(_summary(folders))
     console.print(f"{(time.perf_counter() - began) / 60:.1f} minutes. Open {page} in a browser.")
 
@@ -73,13 +74,14 @@ def _trained(overrides: Sequence[Override], console: Console) -> Path:
     """A run's folder, with its diagnosis."""
     config = load_config("demo", overrides)
     folder = train(config, console=console)
-    model, card = load_model(folder / "last")
+    run = RunFolder(folder)
+    model, card = load_model(run.last)
     assert config.data.val is not None
     data = CocoData(config.data.val.annotations, config.data.val.images)
     figures, scenes = diagnose(model, card, data, DIAGNOSED_IMAGES)
-    write_atomically(folder / FIGURES_FILE, json.dumps(figures, indent=2))
+    run.write_diagnosis(figures)
     if any(len(scene.queries) for scene in scenes):
-        write_atomically(folder / PICTURE_FILE, png_bytes(response_picture(model, scenes)))
+        write_atomically(run.response_file, png_bytes(response_picture(model, scenes)))
     return folder
 
 

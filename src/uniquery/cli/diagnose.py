@@ -24,8 +24,8 @@ from uniquery.evaluation.diagnose import FAMILIES, Scene, cross_scene_response, 
 from uniquery.files import write_atomically
 from uniquery.querying import Segmenter
 from uniquery.report.drawings import grid, png_bytes
-from uniquery.report.runs import FIGURES_FILE, METRICS_FILE, PICTURE_FILE
-from uniquery.weights.model_file import ModelCard
+from uniquery.training.run_folder import RunFolder
+from uniquery.weights.model_file import ModelInfo
 
 OTHERS = 8
 
@@ -52,8 +52,9 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     console = Console()
     model, card, data = open_model_and_data(args)
-    if not args.data and (args.model / METRICS_FILE).is_file():
-        args.json, args.picture = args.json or args.model / FIGURES_FILE, args.picture or args.model / PICTURE_FILE
+    folder = RunFolder(args.model)
+    if not args.data and folder.metrics_file.is_file():
+        args.json, args.picture = args.json or folder.diagnosis_file, args.picture or folder.response_file
     figures, scenes = diagnose(model, card, data, args.images)
     console.print(_cross_table(figures["cross_scene"]), _equivariance_table(figures["equivariance"]))
     if args.sweep:
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def diagnose(
-    model: Segmenter[Any, Any, Any], card: ModelCard, data: CocoData, images: int
+    model: Segmenter[Any, Any, Any], card: ModelInfo, data: CocoData, images: int
 ) -> tuple[dict[str, Any], list[Scene]]:
     """The figures by name, and the scenes they were measured on."""
     size = card.test_size

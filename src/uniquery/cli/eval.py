@@ -18,10 +18,11 @@ from uniquery.errors import UserError
 from uniquery.evaluation import Metrics, class_table, evaluate, table
 from uniquery.evaluation.inference import category_ids_by_name, coco_results, predict_data
 from uniquery.files import write_atomically
+from uniquery.parallel import choose_device
 from uniquery.querying import Segmenter
-from uniquery.training.config import Config, SplitConfig, parse_config, read_yaml
-from uniquery.training.run import choose_device
-from uniquery.weights.model_file import ModelCard, check_classes, load_model
+from uniquery.training.config import Config, SplitConfig
+from uniquery.training.run_folder import RunFolder
+from uniquery.weights.model_file import ModelInfo, check_classes, load_model
 
 COCO_DETECTIONS = 100
 SWEEP = (0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7)
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> None:
     _show(console, args, _score(args, data.annotations, results, data))
 
 
-def open_model_and_data(args: argparse.Namespace) -> tuple[Segmenter[Any, Any, Any], ModelCard, CocoData]:
+def open_model_and_data(args: argparse.Namespace) -> tuple[Segmenter[Any, Any, Any], ModelInfo, CocoData]:
     """The model, what it says of itself, and the data to look at: the given one, or its run's own."""
     model, card = load_model(args.model, choose_device(args.device))
     config = _config_of_run(args.model)
@@ -98,15 +99,12 @@ def open_model_and_data(args: argparse.Namespace) -> tuple[Segmenter[Any, Any, A
 
 
 def _config_of_run(model: Path) -> Config | None:
-    for folder in (model, model.parent, model.parent.parent):
-        file = folder / "config.yaml"
-        if file.is_file() and (folder / "metrics.jsonl").is_file():
-            return parse_config(read_yaml(file), where=str(file))
-    return None
+    run = RunFolder.of_model(model)
+    return run.read_config() if run else None
 
 
 def sweep_thresholds(
-    args: argparse.Namespace, model: Segmenter[Any, Any, Any], card: ModelCard, data: CocoData, console: Console
+    args: argparse.Namespace, model: Segmenter[Any, Any, Any], card: ModelInfo, data: CocoData, console: Console
 ) -> dict[float | None, Metrics]:
     """Mask AP at each of several mask thresholds, from one pass over the data."""
     results = _predict(args, model, card, data, SWEEP, console)
@@ -116,7 +114,7 @@ def sweep_thresholds(
 def _predict(
     args: argparse.Namespace,
     model: Segmenter[Any, Any, Any],
-    card: ModelCard,
+    card: ModelInfo,
     data: CocoData,
     thresholds: Sequence[float | None],
     console: Console,

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from uniquery.training.config import Override
+from uniquery.training.config_files import Override
 
 
 def command(

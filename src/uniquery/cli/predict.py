@@ -16,10 +16,10 @@ from uniquery.data.images import SUFFIXES, read_image
 from uniquery.errors import UserError
 from uniquery.evaluation.inference import coco_results, predict_image
 from uniquery.files import make_folder, write_atomically
+from uniquery.parallel import choose_device
 from uniquery.report.drawings import Drawn, label_map, overlay, png_bytes
 from uniquery.structures import Instances
-from uniquery.training.run import choose_device
-from uniquery.weights.model_file import ModelCard, load_model
+from uniquery.weights.model_file import ModelInfo, load_model
 
 FORMATS = ("json", "png", "overlay")
 
@@ -122,7 +122,7 @@ def _write_pictures(args: argparse.Namespace, name: str, image: Any, instances: 
         write_atomically(args.output / f"{name}.overlay.png", png_bytes(overlay(image, drawn)))
 
 
-def _write_json(folder: Path, images: list[dict[str, Any]], results: list[dict[str, Any]], card: ModelCard) -> None:
+def _write_json(folder: Path, images: list[dict[str, Any]], results: list[dict[str, Any]], card: ModelInfo) -> None:
     categories = [{"id": c.id, "name": c.name} for c in card.categories]
     write_atomically(folder / "results.json", json.dumps(results))
     write_atomically(folder / "images.json", json.dumps({"images": images, "categories": categories}))

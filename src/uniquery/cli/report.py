@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,8 @@ from uniquery.errors import DataError
 from uniquery.report.drawings import Drawn
 from uniquery.report.page import Example, render, write_report
 from uniquery.report.runs import load_run
-from uniquery.training.config import Config, parse_config, read_yaml
+from uniquery.training.config import Config
+from uniquery.training.run_folder import RunFolder
 
 PICTURES = 12
 SHOWN_SCORE = 0.5
@@ -36,7 +36,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    page = report_runs(args.runs, args.output or args.runs[0] / "report.html")
+    page = report_runs(args.runs, args.output or RunFolder(args.runs[0]).report_file)
     Console().print(f"Open {page} in a browser.")
 
 
@@ -49,13 +49,12 @@ def report_runs(folders: Sequence[Path], page: Path) -> Path:
 
 def examples(folder: Path) -> list[Example]:
     """Validation images of a run with ground truth and predictions; none if the data has moved away."""
-    file = folder / "config.yaml"
-    predictions = folder / "predictions.json"
-    if not file.is_file() or not predictions.is_file():
+    run = RunFolder(folder)
+    if not run.config_file.is_file() or not run.predictions_file.is_file():
         return []
-    config = parse_config(read_yaml(file), where=str(file))
+    config = run.read_config()
     try:
-        return _examples(config, json.loads(predictions.read_text()))
+        return _examples(config, run.read_predictions())
     except (DataError, ValueError, KeyError) as error:  # data or predictions that are no longer what they were
         Console(stderr=True).print(f"no pictures: {error}")
         return []

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uniquery.parallel import gather_rows, get_rank
+from uniquery.parallel import all_gather_rows, get_rank
 from uniquery.querying.contract import QueriesT, Segmenter
 from uniquery.querying.equivariance import Equivariance, EquivarianceLoss, feature_equivariance, view_of
 from uniquery.querying.inter_scene import InterScene, InterSceneLoss
@@ -132,7 +132,7 @@ class UniqueQuerying(nn.Module):
         sampled = StoredPixels.cat(per_pass)
         if settings.gather:
             names = [f.name for f in fields(sampled)]
-            sampled = StoredPixels(*gather_rows([getattr(sampled, name) for name in names]))
+            sampled = StoredPixels(*all_gather_rows([getattr(sampled, name) for name in names]))
         # The same order in memory, and so the same random part of it, whichever process saw an image.
         sampled = sampled[sampled.image_ids.argsort(stable=True)]
         if 0 < settings.capacity < len(sampled):

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from uniquery.files import make_folder, write_atomically
 from uniquery.report.charts import TONES, Series, line_chart, stacked_bar
 from uniquery.report.drawings import Drawn, data_uri, overlay, read_picture, shrunk
-from uniquery.report.runs import EvalLine, Run, TrainLine, Weights, finite
+from uniquery.report.runs import RunRecord
 from uniquery.report.scales import points_of, smooth
 from uniquery.report.tables import (
     Cell,
@@ -29,6 +29,7 @@ from uniquery.report.tables import (
     text_rows,
 )
 from uniquery.report.text_labels import Picture
+from uniquery.training.log import EvalLine, TrainLine, Weights, finite
 
 _THUMBNAIL, _RESPONSE = 360, 900  # pixels of the longer side
 _WIDE, _NARROW = (520, 270), (340, 210)
@@ -46,7 +47,7 @@ class Example:
     predicted: Sequence[Drawn]
 
 
-def render(runs: Sequence[tuple[Run, Sequence[Example]]], title: str) -> str:
+def render(runs: Sequence[tuple[RunRecord, Sequence[Example]]], title: str) -> str:
     """The page as text. With several runs, curves are overlaid and numbers compared with the first run's.
 
     Args:
@@ -101,7 +102,7 @@ def write_report(path: Path, html: str) -> None:
     write_atomically(path, html.encode("utf-8", errors="replace"))
 
 
-def run_labels(runs: Sequence[Run]) -> list[str]:
+def run_labels(runs: Sequence[RunRecord]) -> list[str]:
     """A name for each run: that of its folder, or its whole path where two folders share a name."""
     names = Counter(run.name for run in runs)
     labels = [run.name if names[run.name] == 1 else str(run.folder) for run in runs]
@@ -112,7 +113,7 @@ def run_labels(runs: Sequence[Run]) -> list[str]:
     return labels
 
 
-def _tiles(run: Run) -> list[tuple[str, str, str]]:
+def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     """(name, value, remark) of the headline numbers."""
     final, best = run.final, run.best
     at = f"at step {final.step:,}, {final.weights}" if final else "not evaluated yet"
@@ -127,12 +128,12 @@ def _where(best: EvalLine | None) -> str:
     return f"at step {best.step:,}, {best.weights}" if best else ""
 
 
-def _speed(run: Run) -> str:
+def _speed(run: RunRecord) -> str:
     seconds = sum(run.phase_seconds().values())
     return f"{run.images / seconds:.1f} per second" if seconds > 0 else ""
 
 
-def _summary(runs: Sequence[Run]) -> list[list[Cell]]:
+def _summary(runs: Sequence[RunRecord]) -> list[list[Cell]]:
     """A line for each run: AP, AP50, AP75, best AP, steps, images, time."""
     first = runs[0].final
     lines = []
@@ -145,7 +146,7 @@ def _summary(runs: Sequence[Run]) -> list[list[Cell]]:
     return lines
 
 
-def _columns_of_one(run: Run) -> list[tuple[str, EvalLine | None]]:
+def _columns_of_one(run: RunRecord) -> list[tuple[str, EvalLine | None]]:
     """The last evaluation of each kind of weights, and the best if it is another."""
     columns: list[tuple[str, EvalLine | None]] = [
         ("Final", max(own, key=lambda e: e.step))
@@ -157,7 +158,7 @@ def _columns_of_one(run: Run) -> list[tuple[str, EvalLine | None]]:
     return columns or [("Final", None)]
 
 
-def _accuracy_charts(runs: Sequence[Run], labels: Sequence[str]) -> list[Markup]:
+def _accuracy_charts(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Markup]:
     charts = []
     for name in _HEADLINE:
         series = []
@@ -170,7 +171,7 @@ def _accuracy_charts(runs: Sequence[Run], labels: Sequence[str]) -> list[Markup]
     return charts
 
 
-def _training_charts(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, list[Markup]]:
+def _training_charts(runs: Sequence[RunRecord], labels: Sequence[str]) -> dict[str, list[Markup]]:
     """Total loss and learning rate, wide, above each term and the gradient norm; without terms, all three in a row."""
     names = list(dict.fromkeys(name for run in runs for line in run.train for name in line.losses if name != "total"))
     size = _WIDE if len(names) > 1 else _NARROW
@@ -200,7 +201,7 @@ def _watched(name: str) -> Callable[[TrainLine], float | None]:
 
 
 def _curves(
-    runs: Sequence[Run],
+    runs: Sequence[RunRecord],
     labels: Sequence[str],
     title: str,
     y_label: str,
@@ -216,7 +217,7 @@ def _curves(
     return line_chart(series, title=title, y_label=y_label, size=size)
 
 
-def _phases(runs: Sequence[Run]) -> dict[str, Any]:
+def _phases(runs: Sequence[RunRecord]) -> dict[str, Any]:
     """Bars and rows of the mean seconds of one step; the slowest run's bar takes the whole width."""
     means = [{name: s / max(run.steps, 1) for name, s in run.phase_seconds().items()} for run in runs]
     names = dict.fromkeys(name for one in means for name in one)
@@ -242,7 +243,7 @@ def _pictures(of_runs: Sequence[Sequence[Example]]) -> list[dict[str, Any]]:
     return pictures
 
 
-def _response(run: Run) -> str | None:
+def _response(run: RunRecord) -> str | None:
     """The picture of a query's response, as a data URI."""
     return data_uri(read_picture(run.response), _RESPONSE) if run.response else None
 

@@ -1,88 +1,32 @@
-"""What a run folder says about a run: its curves, its scores, its configuration and its machine."""
+"""A run folder as a record: curves, scores, configuration and environment."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from uniquery.errors import UserError
-
-Weights = Literal["ema", "model"]
-
-METRICS_FILE, FIGURES_FILE, PICTURE_FILE = "metrics.jsonl", "diagnose.json", "diagnose.png"
-
-
-class TrainLine(BaseModel):
-    """One line of training; `seconds` are those of one step, averaged since the line before.
-
-    Attributes:
-        step: how many steps were taken.
-        images: how many images were seen in all.
-        losses: each term; a `total` among them counts as their sum.
-        lr: learning rate.
-        grad_norm: norm of the gradient before clipping.
-        seconds: of each phase.
-        querying: what the algorithm watches: memory fill and age, response to other images.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    kind: Literal["train"]
-    step: int
-    images: int
-    losses: dict[str, float | None]
-    lr: float | None
-    grad_norm: float | None = None
-    seconds: dict[str, float | None] = {}
-    querying: dict[str, float | None] = {}
-
-    @property
-    def total(self) -> float | None:
-        """The loss in all, None where a term is missing."""
-        if "total" in self.losses:
-            return self.losses["total"]
-        terms = list(self.losses.values())
-        return math.fsum(t for t in terms if t is not None) if terms and None not in terms else None
-
-
-class EvalLine(BaseModel):
-    """One evaluation, in percent; None where there was nothing to measure."""
-
-    model_config = ConfigDict(frozen=True)
-
-    kind: Literal["eval"]
-    step: int
-    weights: Weights
-    metrics: dict[str, float | None]
-    per_class: dict[str, float | None] = {}
-    instances: dict[str, int] = {}
-    seconds: float | None = None
-
-    def metric(self, name: str) -> float | None:
-        """A metric, None if it was not or could not be measured."""
-        return finite(self.metrics.get(name))
+from uniquery.settings import flatten
+from uniquery.training.log import EvalLine, SkippedStepLine, TrainLine, finite
+from uniquery.training.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
-class Run:
-    """One run folder, read.
+class RunRecord:
+    """The content of a run folder.
 
     Attributes:
         folder: where it is.
-        config_text: `config.yaml` as it stands, empty if there is none.
-        config: the same, flat: `optimizer.lr` to `0.01`.
+        config_text: `config.yaml` as text, empty if there is none.
+        config: the same, flat: `optim.lr` to `0.01`.
         environment: `environment.json`, flat.
         train: lines of training, in order of their steps.
         evals: evaluations, in order of their steps.
-        diagnosis: what `uniquery diagnose` measured, empty if it was not asked.
-        response: the picture it drew, if it did.
+        skipped: steps without an update, because a loss or gradient was not finite.
+        diagnosis: the figures of `uniquery diagnose`, empty if it was not run.
+        response: the picture of `uniquery diagnose`, if there is one.
     """
 
     folder: Path
@@ -91,17 +35,18 @@ class Run:
     environment: Mapping[str, str]
     train: tuple[TrainLine, ...]
     evals: tuple[EvalLine, ...]
+    skipped: tuple[SkippedStepLine, ...] = ()
     diagnosis: Mapping[str, Any] = field(default_factory=dict)
     response: Path | None = None
 
     @property
     def name(self) -> str:
-        """The folder's own name."""
+        """The name of the folder."""
         return self.folder.resolve().name
 
     @property
     def final(self) -> EvalLine | None:
-        """The last evaluation; of averaged weights, if both were evaluated then."""
+        """The last evaluation; that of the EMA, if both were evaluated at that step."""
         return max(self.evals, key=lambda e: (e.step, e.weights == "ema"), default=None)
 
     @property
@@ -112,7 +57,7 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """How many steps were taken."""
+        """How many steps were trained."""
         return self.train[-1].step if self.train else 0
 
     @property
@@ -131,80 +76,39 @@ class Run:
         return totals
 
 
-def finite(value: float | None) -> float | None:
-    """The number, or None if there is none, or it is infinite or not a number.
-
-    >>> finite(2.0), finite(float("nan")), finite(None)
-    (2.0, None, None)
-    """
-    return value if value is not None and math.isfinite(value) else None
-
-
-def load_run(folder: Path) -> Run:
+def load_run(folder: Path) -> RunRecord:
     """Reads a run folder.
 
-    A last line that was cut off, as a killed run leaves it, is passed over; so are lines of a kind unknown here. Where
-    a run was resumed from an earlier step, the lines that it overtook are left out. `config.yaml` and
+    Where a run was resumed from an earlier step, the lines that it repeated are left out. `config.yaml` and
     `environment.json` may be missing.
 
     Raises:
         UserError: a file is missing or broken; names the file, and the line.
     """
-    config_text = _text(folder / "config.yaml")
-    lines = _lines(folder / METRICS_FILE)
+    run = RunFolder(folder)
+    lines = run.read_metrics()
     evals = [line for line in lines if isinstance(line, EvalLine)]
-    kept = [line for weights in ("ema", "model") for line in _not_overtaken(e for e in evals if e.weights == weights)]
-    return Run(
+    kept = [
+        line for weights in ("ema", "model") for line in _without_repeated(e for e in evals if e.weights == weights)
+    ]
+    return RunRecord(
         folder=folder,
-        config_text=config_text,
-        config=flat(_mapping(folder / "config.yaml", config_text, yaml.safe_load)),
-        environment=flat(_mapping(folder / "environment.json", _text(folder / "environment.json"), json.loads)),
-        train=tuple(_not_overtaken(line for line in lines if isinstance(line, TrainLine))),
+        config_text=run.config_text(),
+        config=_texts(run.config_tables()),
+        environment=_texts(run.read_environment()),
+        train=tuple(_without_repeated(line for line in lines if isinstance(line, TrainLine))),
         evals=tuple(sorted(kept, key=lambda e: e.step)),
-        diagnosis=_mapping(folder / FIGURES_FILE, _text(folder / FIGURES_FILE), json.loads),
-        response=folder / PICTURE_FILE if (folder / PICTURE_FILE).is_file() else None,
+        skipped=tuple(_without_repeated(line for line in lines if isinstance(line, SkippedStepLine))),
+        diagnosis=run.read_diagnosis(),
+        response=run.response_file if run.response_file.is_file() else None,
     )
 
 
-def _lines(path: Path) -> list[TrainLine | EvalLine]:
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        reason = (error.strerror or "cannot be read").lower()
-        raise UserError(f"{path}: {reason}; give the folder of a run, which `uniquery train` writes.") from error
-    numbered = [(number, text) for number, text in enumerate(raw.split(b"\n"), start=1) if text.strip()]
-    lines = []
-    for number, text in numbered:
-        try:
-            value = json.loads(text)
-        except ValueError as error:
-            if number == numbered[-1][0]:
-                break
-            raise UserError(f"{path} line {number} is not json; remove that line.") from error
-        lines.append(_line(value, f"{path} line {number}"))
-    return [line for line in lines if line is not None]
+_Line = TypeVar("_Line", TrainLine, EvalLine, SkippedStepLine)
 
 
-def _line(value: Any, place: str) -> TrainLine | EvalLine | None:
-    if not isinstance(value, dict) or "kind" not in value:
-        raise UserError(f"{place} has no 'kind'; remove that line.")
-    kinds: dict[str, type[TrainLine] | type[EvalLine]] = {"train": TrainLine, "eval": EvalLine}
-    model = kinds.get(str(value["kind"]))
-    if model is None:
-        return None
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{place}: '{field}' is wrong ({first['msg'].lower()}); remove that line.") from error
-
-
-_Line = TypeVar("_Line", TrainLine, EvalLine)
-
-
-def _not_overtaken(lines: Iterable[_Line]) -> list[_Line]:
-    """Steps only grow; a line that goes back throws out those it repeats."""
+def _without_repeated(lines: Iterable[_Line]) -> list[_Line]:
+    """Steps only grow: a line of an earlier step removes the lines from that step on, which the run repeated."""
     kept: list[_Line] = []
     for line in lines:
         while kept and kept[-1].step >= line.step:
@@ -213,43 +117,9 @@ def _not_overtaken(lines: Iterable[_Line]) -> list[_Line]:
     return kept
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
-
-
-def _mapping(path: Path, text: str, parse: Any) -> Mapping[str, Any]:
-    if not text.strip():
-        return {}
-    try:
-        value = parse(text)
-    except (ValueError, yaml.YAMLError) as error:
-        detail = " ".join(str(error).split())
-        raise UserError(f"{path} cannot be parsed: {detail}.") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path} holds {type(value).__name__} where names and values are expected.")
-    return value
-
-
-def flat(value: Any, prefix: str = "") -> dict[str, str]:
-    """Nested names and values as one level of dotted names and texts.
-
-    >>> flat({"a": {"b": 1, "c": [1, 2]}, "d": [{"e": None}]})
-    {'a.b': '1', 'a.c': '[1, 2]', 'd.0.e': 'null'}
-    """
-    if isinstance(value, dict) and value:
-        pairs: Iterable[tuple[Any, Any]] = value.items()
-    elif isinstance(value, list) and any(isinstance(one, dict | list) for one in value):
-        pairs = enumerate(value)
-    elif prefix:
-        return {prefix: value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)}
-    else:
-        return {}
-    joined: dict[str, str] = {}
-    for name, one in pairs:
-        joined |= flat(one, f"{prefix}.{name}" if prefix else str(name))
-    return joined
+def _texts(content: Mapping[str, Any]) -> dict[str, str]:
+    """One level of dotted names and texts."""
+    return {
+        key: value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+        for key, value in flatten(dict(content)).items()
+    }

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from markupsafe import Markup
 
 from uniquery.report.charts import bar
-from uniquery.report.runs import EvalLine, finite
+from uniquery.training.log import EvalLine, finite
 
 NOT_AVAILABLE = "n/a"
 

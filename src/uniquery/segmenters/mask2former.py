@@ -16,7 +16,7 @@ from typing import Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from uniquery.backbones import Backbone
@@ -32,6 +32,7 @@ from uniquery.masks.paste import encode_scored_masks, resize_matrices, rle_boxes
 from uniquery.matching import mask_costs, match_all
 from uniquery.parallel import all_reduce_mean, normalizer
 from uniquery.querying.contract import Segmenter
+from uniquery.segmenters.settings import SegmenterSettings
 from uniquery.structures import (
     Assignment,
     Images,
@@ -49,10 +50,8 @@ STRIDE = 4
 LEVELS = (32, 16, 8)  # strides of the tokens, in the order that decoder layers read them
 
 
-class Mask2FormerConfig(BaseModel):
+class Mask2FormerConfig(SegmenterSettings):
     """Settings of Mask2Former; the defaults are the original's, but for the padding."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Literal["mask2former"] = "mask2former"
     queries: int = Field(100, gt=0, description="most instances that an image can have")
@@ -72,8 +71,6 @@ class Mask2FormerConfig(BaseModel):
     points: int = Field(12544, gt=0, description="that a mask is compared on")
     oversample: float = Field(3.0, ge=1, description="candidates for each point")
     importance: float = Field(0.75, ge=0, le=1, description="share of points that are the most uncertain candidates")
-    max_detections: int = Field(100, gt=0)
-    mask_threshold: float = Field(0.5, gt=0, lt=1)
     object_threshold: float = Field(0.8, ge=0, le=1, description="panoptic: least class score of a segment")
     overlap_threshold: float = Field(0.8, ge=0, le=1, description="panoptic: least share of its area that it keeps")
 
@@ -82,6 +79,14 @@ class Mask2FormerConfig(BaseModel):
         if self.channels % self.heads:
             raise ValueError(f"'heads' must divide 'channels'; {self.heads} does not divide {self.channels}")
         return self
+
+    @property
+    def instance_limit(self) -> tuple[str, int]:
+        return "model.queries", self.queries
+
+    @property
+    def memory_advice(self) -> str:
+        return "fewer queries: a smaller model.queries"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from uniquery.backbones import Backbone
@@ -28,6 +28,7 @@ from uniquery.masks.paste import encode_masks, resize_matrix, rle_boxes
 from uniquery.masks.suppression import matrix_nms
 from uniquery.parallel import all_reduce_mean, get_world_size, normalizer
 from uniquery.querying.contract import Segmenter
+from uniquery.segmenters.settings import SegmenterSettings
 from uniquery.structures import (
     Assignment,
     Images,
@@ -46,10 +47,8 @@ MASK_WEIGHT = 3.0
 _MASKS_AT_ONCE = 256  # bounds the memory of scoring thousands of candidates
 
 
-class SOLOv2Config(BaseModel):
+class SOLOv2Config(SegmenterSettings):
     """Settings of SOLOv2; the defaults are the original's."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Literal["solov2"] = "solov2"
     channels: int = Field(256, gt=0, multiple_of=32, description="of the pyramid")
@@ -70,8 +69,6 @@ class SOLOv2Config(BaseModel):
     candidates: int = Field(500, gt=0, description="before suppression")
     nms_sigma: float = Field(2.0, gt=0, description="how sharply overlap lowers a score")
     final_threshold: float = Field(0.05, ge=0, le=1, description="of the score that suppression leaves")
-    max_detections: int = Field(100, gt=0)
-    mask_threshold: float = Field(0.5, gt=0, lt=1)
 
     @model_validator(mode="after")
     def _ranges_fit(self) -> Self:

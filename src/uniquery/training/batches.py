@@ -13,13 +13,13 @@ from torch.utils.data import DataLoader
 from uniquery.data.batch import Batch, TrainingItems, collate, raise_errors
 from uniquery.data.coco import CocoData
 from uniquery.data.sampling import EndlessBatches
-from uniquery.errors import CheckpointError, ConfigError, UserError
+from uniquery.errors import ConfigError, UserError
 from uniquery.parallel import get_rank, get_world_size
 from uniquery.signals import ignore_signals
 from uniquery.training.config import Config
-from uniquery.training.run import Run
+from uniquery.training.run import TrainingRun
 
-_WORKER_DIED = re.compile(r"DataLoader worker \(pid.*(exited unexpectedly|is killed by signal)")
+_WORKER_KILLED = re.compile(r"DataLoader worker \(pid.*(exited unexpectedly|is killed by signal)")
 
 
 def load_splits(config: Config) -> tuple[CocoData, CocoData | None]:
@@ -38,29 +38,15 @@ def load_splits(config: Config) -> tuple[CocoData, CocoData | None]:
     return train_data, val
 
 
-def fingerprints(data: CocoData, val: CocoData | None) -> dict[str, int]:
-    """A checksum of the images and instances of each split, wherever its files lie."""
+def data_checksums(data: CocoData, val: CocoData | None) -> dict[str, int]:
+    """A checksum of the images and instances of each split, independent of where its files are."""
     return {name: split.checksum() for name, split in (("train", data), ("val", val)) if split is not None}
 
 
-def check_data_unchanged(before: dict[str, int] | None, now: dict[str, int]) -> None:
-    """Raises if the data of a run is not what it was when its checkpoint was written.
-
-    Raises:
-        CheckpointError: names the split.
-    """
-    for name in {**now, **before} if before is not None else ():
-        if (before or {}).get(name) != now.get(name):
-            raise CheckpointError(
-                f"The images or instances of data.{name} are not those that the run was started with: give it the same "
-                "data, or start a new run, with train.init_from if its weights are to be used."
-            )
-
-
 def training_batches(
-    run: Run, data: CocoData, *, steps: tuple[int, int] | None = None, workers: int | None = None
+    run: TrainingRun, data: CocoData, *, steps: tuple[int, int] | None = None, workers: int | None = None
 ) -> Generator[Batch, None, None]:
-    """The batches from the run's step to its last, or of the given half-open range of steps.
+    """The batches from the run's step to its last, or of a range `(first, last + 1)` of steps.
 
     Raises:
         DataError: an image cannot be read.
@@ -83,28 +69,30 @@ def training_batches(
         collate_fn=collate,
         pin_memory=run.device.type == "cuda",
         worker_init_fn=ignore_signals,
-        generator=torch.Generator(),  # else each loader would draw its base seed from the global generator
+        generator=torch.Generator(),  # otherwise the loader draws its base seed from the global generator
     )
     yield from raise_errors(loader)
 
 
 @contextmanager
-def workers_explained() -> Iterator[None]:
-    """Tells in one sentence that a data worker is gone; torch says so in the middle of whatever is being done.
+def explain_killed_workers() -> Iterator[None]:
+    """Turns torch's error about a killed data worker, which may come at any place of the block, into one sentence.
 
-    An error that was raised in a worker arrives with the worker's traceback, and goes on as it is.
+    An error that was raised inside a worker has the worker's traceback, and is passed on.
 
     Raises:
-        UserError: the system, or somebody, killed a worker.
+        UserError: a worker process was killed.
     """
     try:
         yield
-    except (RuntimeError, ConnectionError, EOFError) as error:  # in the middle of sending, the connection breaks first
+    except (RuntimeError, ConnectionError, EOFError) as error:  # while it was sending, its connection breaks first
         reason = str(error).partition("\n")[0]
-        is_gone = _WORKER_DIED.match(reason) if isinstance(error, RuntimeError) else not reason.startswith("Caught ")
-        if not is_gone:
+        is_killed = (
+            _WORKER_KILLED.match(reason) if isinstance(error, RuntimeError) else not reason.startswith("Caught ")
+        )
+        if not is_killed:
             raise
         raise UserError(
-            f"A data worker was ended from outside, most often for want of memory ({reason}): "
-            "lower data.workers or the sizes in data.augment, then go on with --resume auto."
+            f"A data worker process was killed, most often because memory ran out ({reason}): "
+            "lower data.workers or the sizes in data.augment, then continue with --resume auto."
         ) from None

@@ -1,7 +1,7 @@
 """Checkpoints: safetensors and json, nothing that can run code.
 
-`model.safetensors` is a model on its own: its header says the architecture and the classes. `trainer.safetensors` and
-`trainer.json` beside it hold what a resumed run needs more, `checksums.json` what all of them were when written.
+`model.safetensors` is a complete model: its header holds the architecture and the classes. `trainer.safetensors` and
+`trainer.json` hold what else a resumed run needs, `checksums.json` the checksums of all of them.
 """
 
 from __future__ import annotations
@@ -17,161 +17,155 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from torch import Tensor
 
-from uniquery.data.coco import CocoData
 from uniquery.errors import CheckpointError, UserError
-from uniquery.files import folder_replaced, kept_folders, recover_folder
+from uniquery.files import replace_folder
 from uniquery.training.log import MetricsLog
-from uniquery.weights.checksummed import TensorFile, read_tensors, read_values, write_checksummed
-from uniquery.weights.model_file import MODEL_FILE, ModelCard, read_card
+from uniquery.training.run_folder import RunFolder
+from uniquery.weights.checksummed import TensorFile, read_json, read_safetensors, write_checksummed
+from uniquery.weights.model_file import MODEL_FILE, ModelInfo, read_model_info
 
 if TYPE_CHECKING:
-    from uniquery.training.run import Run
+    from uniquery.training.run import TrainingRun
 
-TENSORS_FILE, STATE_FILE = "trainer.safetensors", "trainer.json"
-LAST = "last"
+TENSORS_FILE, VALUES_FILE = "trainer.safetensors", "trainer.json"
 
 
 @dataclass(frozen=True)
 class TrainerState:
-    """What a resumed run needs beside the model: tensors by name, and plain values.
+    """What a resumed run needs beside the model.
 
     Attributes:
-        tensors: by name.
-        values: plain numbers and text.
-        model_is: the prefix under which the tensors of the model file are a part of it too; they are written once.
+        tensors: tensors by name.
+        values: numbers and text by name.
+        model_prefix: the prefix under which the tensors of the model file belong to `tensors`; they are written once.
     """
 
     tensors: dict[str, Tensor]
     values: dict[str, Any]
-    model_is: str
+    model_prefix: str
+
+
+def add_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors under names with a prefix."""
+    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+
+
+def strip_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names have a prefix, under names without it.
+
+    >>> import torch
+    >>> strip_prefix({"model/weight": torch.zeros(1), "ema/weight": torch.zeros(2)}, "model/")
+    {'weight': tensor([0.])}
+    """
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def save_checkpoint(
-    folder: Path, state: Mapping[str, Tensor], card: ModelCard, trainer: TrainerState | None = None, *, keep: int = 0
+    folder: Path, state: Mapping[str, Tensor], info: ModelInfo, trainer: TrainerState | None = None, *, keep: int = 0
 ) -> None:
-    """Replaces a checkpoint folder as a whole, and keeps some of its predecessors.
+    """Replaces a checkpoint folder atomically, and keeps some of the older versions.
 
     Raises:
-        UserError: the system refuses; the checkpoint that was there is untouched.
+        UserError: it cannot be written; the old checkpoint is unchanged.
     """
-    files: dict[str, TensorFile | str] = {MODEL_FILE: TensorFile(state, card.to_metadata())}
+    files: dict[str, TensorFile | str] = {MODEL_FILE: TensorFile(state, info.to_metadata())}
     if trainer is not None:
         files[TENSORS_FILE] = TensorFile(trainer.tensors)
-        files[STATE_FILE] = json.dumps({**trainer.values, "model_is": trainer.model_is})
-    with folder_replaced(folder, keep=keep) as temporary:
+        files[VALUES_FILE] = json.dumps({**trainer.values, "model_prefix": trainer.model_prefix})
+    with replace_folder(folder, keep=keep) as temporary:
         write_checksummed(temporary, files)
 
 
 def load_trainer_state(folder: Path) -> TrainerState:
-    """What a run left to resume from, with the tensors of its model file among the others.
+    """The trainer state of a checkpoint, including the tensors of its model file.
 
     Raises:
-        CheckpointError: a file is missing, or not what was written.
+        CheckpointError: a file is missing or damaged.
     """
-    values = read_values(folder / STATE_FILE)
-    model_is = values.pop("model_is", "")
-    tensors = read_tensors(folder / TENSORS_FILE)
-    if model_is:
-        tensors |= {f"{model_is}{name}": tensor for name, tensor in read_tensors(folder / MODEL_FILE).items()}
-    return TrainerState(tensors, values, model_is)
-
-
-def check_classes_unchanged(card: ModelCard, data: CocoData) -> None:
-    """Raises if a run's data no longer has the classes that its checkpoint was trained on."""
-    before, now = [c.name for c in card.categories], data.classes
-    if before != now:
-        raise CheckpointError(
-            f"{data.annotations} has the classes {', '.join(now)}, but the checkpoint was trained on "
-            f"{', '.join(before)}: start a new run, with train.init_from if its weights are to be used."
-        )
+    values = read_json(folder / VALUES_FILE)
+    prefix = values.pop("model_prefix", "")
+    tensors = read_safetensors(folder / TENSORS_FILE)
+    if prefix:
+        tensors |= add_prefix(read_safetensors(folder / MODEL_FILE), prefix)
+    return TrainerState(tensors, values, prefix)
 
 
 class Saver:
-    """Writes `last` when it is time, by steps or by the clock, and never the same state twice.
+    """Writes the checkpoint `last` every so many steps or minutes, and never the same state twice.
 
     Args:
-        run: what is saved.
-        folder: of the run.
-        log: whose lines must be on the disk first.
+        run: the training run.
+        log: its log, which is flushed to disk before each checkpoint.
     """
 
-    def __init__(self, run: Run, folder: Path, log: MetricsLog) -> None:
-        self.run, self.folder, self.log = run, folder, log
-        self._saved = self._now()
-        self._time = time.monotonic()
+    def __init__(self, run: TrainingRun, log: MetricsLog) -> None:
+        self.run, self.log = run, log
+        self._saved_steps = self._steps()
+        self._saved_time = time.monotonic()
 
     def is_due(self) -> bool:
         """Whether enough steps or minutes have passed."""
         settings = self.run.config.train
-        minutes = (time.monotonic() - self._time) / 60
+        minutes = (time.monotonic() - self._saved_time) / 60
         return self.run.step % settings.save_every == 0 or (settings.save_minutes or float("inf")) <= minutes
 
     def save(self) -> None:
-        """Writes a checkpoint unless this very state was written or read.
+        """Writes a checkpoint unless this state was already written or was just loaded.
 
         Raises:
-            UserError: the system refuses; the checkpoint before is intact.
+            UserError: it cannot be written; the checkpoint before is intact.
         """
-        if self._now() == self._saved:
+        if self._steps() == self._saved_steps:
             return
-        run = self.run
-        is_same_step = run.step == self._saved[0]  # evaluated since: it takes the place of the one before
+        run, saved_step = self.run, self._saved_steps[0]
+        is_same_step = run.step == saved_step  # evaluated since then: replace that checkpoint
         try:
             self.log.sync()
             save_checkpoint(
-                self.folder / LAST,
-                run.evaluated_state(),
-                run.card,
+                run.folder.last,
+                run.eval_state_dict(),
+                run.info,
                 run.trainer_state(),
                 keep=0 if is_same_step else run.config.train.keep_last - 1,
             )
         except UserError as error:
-            before = f"the checkpoint of step {self._saved[0]} is intact" if self._saved[0] else "there is none before"
+            before = f"the checkpoint of step {saved_step} is intact" if saved_step else "there is no checkpoint yet"
             raise UserError(
-                f"{error} Training stopped at step {run.step}; {before}. Make room, then go on with --resume auto."
+                f"{error} Training stopped at step {run.step}; {before}. Free some disk space, then continue with "
+                "--resume auto."
             ) from None
-        self._saved, self._time = self._now(), time.monotonic()
+        self._saved_steps, self._saved_time = self._steps(), time.monotonic()
 
-    def _now(self) -> tuple[int, int]:
-        return self.run.step, self.run.evaluated
-
-
-def has_checkpoint(folder: Path) -> bool:
-    """Whether a run has anything to go on from, whole or not."""
-    recover_folder(folder / LAST)
-    return bool(kept_folders(folder / LAST))
+    def _steps(self) -> tuple[int, int]:
+        return self.run.step, self.run.eval_step
 
 
-def load_last(folder: Path, console: Console) -> tuple[ModelCard, TrainerState, Path]:
-    """The newest checkpoint of a run that is whole, and where it lies; says so if it is not the last.
+def load_last(folder: RunFolder, console: Console) -> tuple[ModelInfo, TrainerState, Path]:
+    """The newest intact checkpoint of a run, and its folder; prints a warning if newer ones are damaged.
 
     Raises:
         CheckpointError: there is none.
     """
-    recover_folder(folder / LAST)
-    places = kept_folders(folder / LAST)
-    if not places:
+    checkpoints = folder.checkpoints()
+    if not checkpoints:
         raise CheckpointError(f"Nothing to resume: there is no checkpoint in {folder}.")
     errors = []
-    for place in places:
+    for checkpoint in checkpoints:
         try:
-            state, card = load_trainer_state(place), read_card(place)
+            state, info = load_trainer_state(checkpoint), read_model_info(checkpoint)
         except CheckpointError as error:
             errors.append(str(error))
             continue
         if errors:
-            console.print(
-                f"[yellow]warning:[/] {errors[0]} Going on from {place}, which is whole: step {state.values['step']}."
-            )
-        return card, state, place
-    raise CheckpointError(f"No checkpoint of {folder} is whole: {' '.join(errors)}")
+            console.print(f"[yellow]warning:[/] {errors[0]} Using {checkpoint} of step {state.values['step']} instead.")
+        return info, state, checkpoint
+    raise CheckpointError(f"No checkpoint of {folder} is intact: {' '.join(errors)}")
 
 
-def set_aside_damaged(folder: Path, whole: Path) -> None:
-    """Moves checkpoints newer than the whole one to `last.damaged`: the next save must not take them for good ones."""
-    damaged = folder / f"{LAST}.damaged"
-    for place in kept_folders(folder / LAST):
-        if place == whole:
+def move_damaged(folder: RunFolder, intact: Path) -> None:
+    """Moves the checkpoints that are newer than the intact one away, so that the next save does not keep them."""
+    for checkpoint in folder.checkpoints():
+        if checkpoint == intact:
             return
-        shutil.rmtree(damaged, ignore_errors=True)
-        place.rename(damaged)
+        shutil.rmtree(folder.damaged, ignore_errors=True)
+        checkpoint.rename(folder.damaged)

@@ -1,4 +1,4 @@
-"""One run in several processes, as torchrun starts them."""
+"""One run in several processes that torchrun started."""
 
 from __future__ import annotations
 
@@ -16,80 +16,77 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from uniquery.errors import ConfigError
-from uniquery.parallel import get_world_size, synchronize
+from uniquery.parallel import get_local_rank, get_world_size, synchronize
 
-_PATIENCE = timedelta(seconds=1)  # with a first process that may be gone
-
-
-def local_rank() -> int:
-    """Which process of this machine it is; each has a GPU of its own."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
+_WELCOME_TIMEOUT = timedelta(seconds=1)
 
 
 def is_main_process() -> bool:
-    """Whether this is the process that writes and talks, also before and after all have met."""
+    """Whether this process writes files and prints; works without a process group too."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """Meets the other processes that torchrun started; alone, does nothing.
+    """A process group of all processes that torchrun started; with one process it does nothing.
 
     Raises:
-        ConfigError: there are more processes on the machine than GPUs.
+        ConfigError: the machine has more processes than GPUs.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         yield
         return
     if device.type == "cuda":
-        if local_rank() >= torch.cuda.device_count():
+        if get_local_rank() >= torch.cuda.device_count():
             raise ConfigError(
-                f"There is no GPU for process {local_rank()} of this machine, which has {torch.cuda.device_count()}: "
+                f"There is no GPU for local rank {get_local_rank()}: the machine has {torch.cuda.device_count()}; "
                 "lower torchrun's --nproc-per-node, or set train.device=cpu."
             )
         torch.cuda.set_device(device)
     store, rank, count = next(rendezvous("env://"))
-    place = fresh_store(store, rank, count)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=place, rank=rank, world_size=count)
-    yield  # after an error there is nobody to take leave of: torchrun ends the others
-    synchronize()  # none leaves while another still works
+    store = fresh_store(store, rank, count)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=rank, world_size=count)
+    yield  # after an error there is no barrier: torchrun ends the other processes
+    synchronize()
     dist.destroy_process_group()
 
 
 def fresh_store(store: Store, rank: int, count: int) -> Store:
-    """A part of the store that only the processes of this start have written to.
+    """A key prefix in torchrun's store that only the processes of this start use.
 
-    torchrun's store outlives its restarts: in it, restarted processes would find where those before them listened, and
-    wait for them for ever. So all gather under a name that the first has just made up; one that was made up earlier
-    welcomes nobody any more.
+    torchrun's store keeps its keys when it restarts processes: restarted processes would read the addresses of the
+    killed ones, and wait for them forever. So rank 0 creates a new id on every start, and all keys go under that id.
+    The other ranks read the id, which may still be the old one: they write their own id under it and wait until rank 0
+    confirms. An old rank 0 never confirms; after a timeout they read the id again.
     """
-    me = uuid4().hex
+    own_id = uuid4().hex
     if rank == 0:
-        store.set("uniquery/first", me)
+        store.set("uniquery/first", own_id)
         for other in range(1, count):
-            store.set(f"{me}/{store.get(f'{me}/{other}').decode()}", "welcome")
-        return PrefixStore(me, store)
+            other_id = store.get(f"{own_id}/{other}").decode()
+            store.set(f"{own_id}/{other_id}", "welcome")
+        return PrefixStore(own_id, store)
     while True:
-        first = store.get("uniquery/first").decode()
-        store.set(f"{first}/{rank}", me)
+        first_id = store.get("uniquery/first").decode()
+        store.set(f"{first_id}/{rank}", own_id)
         try:
-            store.wait([f"{first}/{me}"], _PATIENCE)
+            store.wait([f"{first_id}/{own_id}"], _WELCOME_TIMEOUT)
         except dist.DistStoreError:
             continue
-        return PrefixStore(first, store)
+        return PrefixStore(first_id, store)
 
 
 def wrap_ddp(objective: nn.Module) -> nn.Module:
-    """The objective, with gradients averaged over the processes; itself if it is alone."""
+    """The objective in DistributedDataParallel; the objective itself with one process."""
     return DistributedDataParallel(objective) if get_world_size() > 1 else objective
 
 
 def no_sync(objective: nn.Module) -> AbstractContextManager[None]:
-    """Leaves the averaging to a later backward, inside the block."""
+    """DistributedDataParallel's `no_sync`: gradients inside the block are averaged in a later backward."""
     return objective.no_sync() if isinstance(objective, DistributedDataParallel) else nullcontext()
 
 
 def is_lost_connection(error: RuntimeError) -> bool:
-    """Whether an error says that another process has gone, in the words of torch or gloo."""
-    words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
-    return isinstance(error, dist.DistError) or (get_world_size() > 1 and any(word in str(error) for word in words))
+    """Whether an error of torch or gloo says that another process has ended."""
+    messages = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
+    return isinstance(error, dist.DistError) or (get_world_size() > 1 and any(m in str(error) for m in messages))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import signal
-import zlib
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,7 +13,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -23,42 +20,41 @@ from rich.progress import (
 
 from uniquery.data.batch import Batch
 from uniquery.data.coco import CocoData
-from uniquery.errors import CheckpointError
-from uniquery.parallel import any_rank, broadcast_from_first, get_rank, get_world_size, synchronize
+from uniquery.parallel import any_rank, choose_device, get_rank, get_world_size
 from uniquery.signals import StopRequest, stop_requests
-from uniquery.training.batches import (
-    check_data_unchanged,
-    fingerprints,
-    load_splits,
-    training_batches,
-    workers_explained,
-)
-from uniquery.training.checkpoint import Saver, check_classes_unchanged, load_last, set_aside_damaged
+from uniquery.training.batches import data_checksums, explain_killed_workers, load_splits, training_batches
+from uniquery.training.checkpoint import Saver
 from uniquery.training.config import Config
 from uniquery.training.distributed import process_group
-from uniquery.training.log import MetricsLog, PhaseClock, SilentLog
+from uniquery.training.log import MetricsLog, SilentLog, TrainLine
 from uniquery.training.optim import EMA
-from uniquery.training.out_of_memory import memory_explained
-from uniquery.training.recovery import StepGuard, describe, non_finite_error, non_finite_line
-from uniquery.training.run import Run, build_run, choose_device, images_per_step, restore
-from uniquery.training.run_folder import Resume, open_folder, print_summary, should_resume
-from uniquery.training.step import Gradients, gradients, update
+from uniquery.training.out_of_memory import explain_out_of_memory
+from uniquery.training.phase_clock import PhaseClock
+from uniquery.training.recovery import Savepoint, describe_step, non_finite_error, skipped_step_line
+from uniquery.training.resume import Resume, check_same_start, resume_run, should_resume
+from uniquery.training.run import TrainingRun, build_run, images_per_step
+from uniquery.training.step import StepResult, compute_gradients, update_weights
+from uniquery.training.summary import environment, print_summary
 from uniquery.training.validation import evaluate_run, evaluation_is_due
-from uniquery.weights.model_file import init_from
+from uniquery.weights.model_file import load_matching_weights
 
 
 def train(config: Config, *, resume: Resume = False, console: Console | None = None) -> Path:
-    """Trains, evaluates and leaves everything in the run's folder, which is returned.
+    """Trains and evaluates a model, and returns the folder of the run, where everything is written.
 
-    The first SIGINT or SIGTERM ends it after the step at hand, with a checkpoint; the second at once.
+    The first SIGINT or SIGTERM ends it after the current step, with a checkpoint; a second SIGINT ends it at once.
+
+        config = load_config("mine.yaml", ["train.steps=1000"])
+        folder = train(config)
+        model, info = load_model(folder)
 
     Args:
-        config: the experiment.
-        resume: go on from the run's last checkpoint; "auto": if there is one.
-        console: where to talk to.
+        config: the experiment, from `load_config` or built in Python.
+        resume: continue from the last checkpoint of the run; "auto": if there is one.
+        console: where to print; by default the standard output.
 
     Raises:
-        UserError: anything that is wrong with configuration, data or folder.
+        UserError: configuration, data or folder are wrong, or memory or disk space ran out.
         KeyboardInterrupt: SIGINT came, and the run is saved.
         SystemExit: SIGTERM came, and the run is saved.
     """
@@ -68,221 +64,197 @@ def train(config: Config, *, resume: Resume = False, console: Console | None = N
 
 def _train(config: Config, resume: Resume, console: Console) -> Path:
     is_resumed = should_resume(config, resume)
-    # None makes the folder before all have looked at it.
-    if any_rank(is_resumed, choose_device(config.train.device)) and not is_resumed:
-        raise CheckpointError(f"Another process finds a checkpoint in {config.folder}: all must see the same folder.")
     torch.manual_seed(config.seed)
     data, val = load_splits(config)
     run = build_run(config, data, pretrained=not is_resumed)
-    run.data = fingerprints(data, val)
+    run.data_checksums = data_checksums(data, val)
     if is_resumed:
-        _resume(run, data, console)
+        resume_run(run, data, console)
     elif config.train.init_from:
-        console.print(f"init_from {config.train.init_from}: {init_from(run.model, config.train.init_from)}")
-        run.average = EMA(run.model, config.train.ema) if config.train.ema else None
+        match = load_matching_weights(run.model, config.train.init_from)
+        console.print(f"init_from {config.train.init_from}: {match}")
+        run.ema = EMA(run.model, config.train.ema) if config.train.ema else None
     if get_world_size() > 1:
-        _check_same_start(run)
+        check_same_start(run)
     if get_rank() == 0:
-        open_folder(config, is_new=not is_resumed)
+        run.folder.create(config, None if is_resumed else environment(config))
         print_summary(run, data, val, console)
     log = _open_log(run)
     try:
         with _progress(console) as progress, stop_requests() as stop:
-            _fit(Work(run, data, val, log, PhaseClock(run.device), stop, console, progress))
+            Trainer(run, data, val, log=log, stop=stop, console=console, progress=progress).fit()
     finally:
         log.close()
     return config.folder
 
 
-def _open_log(run: Run) -> MetricsLog:
-    """The first process writes the log."""
+def _open_log(run: TrainingRun) -> MetricsLog:
+    """The log of rank 0; other ranks write nothing."""
     if get_rank():
         return SilentLog()
-    settings = run.config.train
+    tensorboard = run.folder.tensorboard if run.config.train.tensorboard else None
     return MetricsLog(
-        run.config.folder, tensorboard=settings.tensorboard, keep_until=run.step, evaluated_until=run.evaluated
+        run.folder.metrics_file, tensorboard=tensorboard, last_step=run.step, last_eval_step=run.eval_step
     )
 
 
-def _check_same_start(run: Run) -> None:
-    """Processes that do not see the same files would train different weights."""
-    checksum = 0
-    for tensor in run.evaluated_state().values():
-        checksum = zlib.crc32(tensor.cpu().numpy().tobytes(), checksum)
-    own = torch.tensor([run.step, checksum], device=run.device)
-    first = own.clone()
-    broadcast_from_first([first])
-    if not torch.equal(first, own):
-        raise CheckpointError(
-            f"Process {get_rank()} begins after step {run.step}, the first one after step {int(first[0])}, or with "
-            f"other weights: all processes must see the same {run.config.folder} and train.init_from."
+class _EvaluationStoppedError(Exception):
+    """A signal came during an evaluation."""
+
+
+class Trainer:
+    """Trains a run until its last step or a signal, with evaluations, checkpoints and log lines.
+
+    Args:
+        run: the training run, at its first step or resumed.
+        data: the training data.
+        val: the validation data, if there is any.
+        log: where metrics are written.
+        stop: whether a signal came.
+        console: where to print.
+        progress: the progress bar.
+    """
+
+    def __init__(
+        self,
+        run: TrainingRun,
+        data: CocoData,
+        val: CocoData | None,
+        *,
+        log: MetricsLog,
+        stop: StopRequest,
+        console: Console,
+        progress: Progress,
+    ) -> None:
+        self.run, self.data, self.val = run, data, val
+        self.log, self.stop, self.console, self.progress = log, stop, console, progress
+        self.clock = PhaseClock(run.device)
+        self.saver = Saver(run, log)
+        self.savepoint = Savepoint(run)
+        self.task = progress.add_task("train", total=run.steps, completed=run.step, note="")
+
+    def fit(self) -> None:
+        """Trains to the end.
+
+        Raises:
+            UserError: an image cannot be read, a loss is not finite, or memory or disk space ran out.
+            KeyboardInterrupt: SIGINT came, and the run is saved.
+            SystemExit: SIGTERM came, and the run is saved.
+        """
+        # Closing the batches ends the data workers, also after an error.
+        with explain_killed_workers(), closing(training_batches(self.run, self.data)) as batches:
+            while True:
+                if self.val is not None and evaluation_is_due(self.run):
+                    if get_rank() == 0:
+                        self.saver.save()  # an evaluation is long and may fail
+                    self.evaluate(self.val)
+                is_done = self.run.step == self.run.steps or self.is_stopped()  # asked once: a signal may come any time
+                if get_rank() == 0 and (is_done or self.saver.is_due()):
+                    self.saver.save()
+                if is_done:
+                    break
+                self.step(batches)
+        if self.stop:
+            self._exit()
+
+    def is_stopped(self) -> bool:
+        """Whether any process got a signal; all processes stop after the same step."""
+        is_stopped = any_rank(bool(self.stop), self.run.device)
+        if is_stopped:
+            self.stop.request()
+        # Not self.stop: a signal that came after `any_rank` must count in the next step, in all processes.
+        return is_stopped
+
+    def step(self, batches: Iterator[Batch]) -> None:
+        """One step: gradients, then the update, unless a loss or gradient is not finite."""
+        run = self.run
+        self.savepoint.save()
+        result = compute_gradients(run, batches, self.clock)
+        if result.is_finite():
+            with explain_out_of_memory(run.config, run.step, self.clock):
+                update_weights(run, result.grad_norm, self.clock)
+            run.loss_sums = {name: run.loss_sums.get(name, 0) + loss for name, loss in result.losses.items()}
+            run.loss_count += 1
+            self.clock.steps += 1
+            run.step += 1
+            is_evaluated = self.val is not None and evaluation_is_due(run)
+            if run.step % run.config.train.log_every == 0 or run.step == run.steps or is_evaluated:
+                self._log(result)
+        else:
+            self.savepoint.rollback()
+            self._skip(result)
+        self.progress.update(self.task, completed=run.step)
+
+    def _skip(self, result: StepResult) -> None:
+        """Counts a step that was rolled back as skipped, or raises if no more may be skipped."""
+        run, limit = self.run, self.run.config.train.skip_nonfinite
+        image_ids = result.non_finite_images()
+        if run.skipped >= limit:
+            raise non_finite_error(run, self.data, result, image_ids)
+        run.skipped += 1
+        run.step += 1
+        self.log.write(skipped_step_line(run.step, result, image_ids))
+        self.console.print(
+            f"[yellow]warning:[/] non-finite loss or gradient, skipped {describe_step(run.step, result, image_ids)} "
+            f"({run.skipped} of at most {limit} skipped steps, train.skip_nonfinite)"
         )
 
+    def _log(self, result: StepResult) -> None:
+        """Writes a line: losses are means since the last line, the rest is that of the current step."""
+        run = self.run
+        losses = {name: (total / run.loss_count).item() for name, total in run.loss_sums.items()}
+        run.loss_sums, run.loss_count = {}, 0
+        lr = max(group["lr"] for group in run.optimizer.param_groups)
+        seconds = self.clock.pop_means()
+        querying = run.objective.statistics()
+        if querying:
+            querying["memory_age"] /= run.config.train.accumulate  # counted in forwards
+        self.log.write(
+            TrainLine(
+                step=run.step,
+                images=run.step * images_per_step(run.config),
+                losses=losses,
+                lr=lr,
+                grad_norm=result.grad_norm.item(),
+                seconds=seconds,
+                querying=querying,
+            )
+        )
+        total, data = sum(losses.values()), seconds["data"]
+        note = f"loss {total:.3f}  lr {lr:.2g}  {sum(seconds.values()):.2f} s/step (data {data:.2f})"
+        self.progress.update(self.task, note=note)
+        if not self.console.is_terminal:
+            self.console.print(f"step {run.step}/{run.steps}  {note}")
 
-def _resume(run: Run, data: CocoData, console: Console) -> None:
-    card, saved, place = load_last(run.config.folder, console)
-    synchronize()  # all have read before anything moves
-    if get_rank() == 0:
-        set_aside_damaged(run.config.folder, place)
-    check_classes_unchanged(card, data)
-    check_data_unchanged(saved.values.get("data"), run.data)
-    try:
-        restore(run, saved)
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise CheckpointError(
-            f"The checkpoint of {run.config.folder} does not fit this version of the program: "
-            f"{' '.join(str(error).split())}."
-        ) from None
-    console.print(f"going on with {run.config.folder} after step {run.step}")
+    def evaluate(self, val: CocoData) -> None:
+        """Evaluates; a signal ends it, and the resumed run evaluates again."""
+        run = self.run
+        task = self.progress.add_task("eval", total=len(val), note="")
 
+        def progress(done: int, _: int) -> None:
+            self.progress.update(task, completed=done)
+            if self.stop and get_world_size() == 1:  # other processes would wait for this one's results
+                raise _EvaluationStoppedError
 
-@dataclass(frozen=True)
-class Work:
-    """A run and all that it works with."""
+        self.clock.phase = "eval"
+        try:
+            with explain_out_of_memory(run.config, run.step, self.clock):
+                evaluate_run(run, val, run.folder, self.log, self.console, progress)
+        except _EvaluationStoppedError:
+            pass
+        finally:
+            self.progress.remove_task(task)
 
-    run: Run
-    data: CocoData
-    val: CocoData | None
-    log: MetricsLog
-    clock: PhaseClock
-    stop: StopRequest
-    console: Console
-    progress: Progress
-
-    @property
-    def folder(self) -> Path:
-        """Of the run."""
-        return self.run.config.folder
-
-
-def _fit(work: Work) -> None:
-    # Closing the batches ends their workers, whatever happens.
-    with workers_explained(), closing(training_batches(work.run, work.data)) as batches:
-        _take_steps(work, batches)
-    if work.stop:
-        _exit_with_signal(work)
-
-
-def _take_steps(work: Work, batches: Iterator[Batch]) -> None:
-    """All that are left, with evaluations and checkpoints between them, or until a stop is asked for."""
-    run, saver, guard = work.run, Saver(work.run, work.folder, work.log), StepGuard(work.run)
-    task = work.progress.add_task("train", total=run.steps, completed=run.step, note="")
-    while True:
-        if work.val is not None and evaluation_is_due(run):
-            if get_rank() == 0:
-                saver.save()  # an evaluation takes long, and may fail
-            _evaluate(work, work.val)
-        is_over = run.step == run.steps or _is_stopped(work)  # asked once: a signal may come at any moment
-        if get_rank() == 0 and (is_over or saver.is_due()):
-            saver.save()
-        if is_over:
-            return
-        _step(work, guard, batches, task)
-
-
-def _is_stopped(work: Work) -> bool:
-    """Whether a process was asked to stop: all stop after the same step."""
-    is_agreed = any_rank(bool(work.stop), work.run.device)
-    if is_agreed:
-        work.stop.join()
-    return is_agreed  # not work.stop itself: a signal that came since is for the next step, in all of them
-
-
-def _step(work: Work, guard: StepGuard, batches: Iterator[Batch], task: TaskID) -> None:
-    """One step: gradients, then the update, unless a loss or gradient is not finite."""
-    run, clock = work.run, work.clock
-    guard.begin()
-    found = gradients(run, batches, clock)
-    if found.are_finite():
-        with memory_explained(run.config, run.step, clock):
-            update(run, found.norm, clock)
-        run.sums = {name: run.sums.get(name, 0) + loss for name, loss in found.losses.items()}
-        run.summed += 1
-        clock.steps += 1
-        run.step += 1
-        is_evaluated = work.val is not None and evaluation_is_due(run)
-        if run.step % run.config.train.log_every == 0 or run.step == run.steps or is_evaluated:
-            _log(work, found, task)
-    else:
-        guard.rollback()
-        _leave_out(work, found)
-    work.progress.update(task, completed=run.step)
-
-
-def _leave_out(work: Work, found: Gradients) -> None:
-    """Goes on after a step that was taken back, as long as the settings allow."""
-    run = work.run
-    suspects = found.suspects()
-    if run.skipped >= run.config.train.skip_nonfinite:
-        raise non_finite_error(run, work.data, found, suspects, work.folder / _own_name("astray"))
-    run.skipped += 1
-    run.step += 1
-    work.log.write("skipped", run.step, **non_finite_line(found, suspects))
-    work.console.print(
-        f"[yellow]warning:[/] left out {describe(run.step, found, suspects)} "
-        f"({run.skipped} of {run.config.train.skip_nonfinite} that train.skip_nonfinite allows)"
-    )
-
-
-def _own_name(name: str) -> str:
-    """A name in the run's folder that no other process uses."""
-    return f"{name}-{get_rank()}" if get_rank() else name
-
-
-def _log(work: Work, found: Gradients, task: TaskID) -> None:
-    """Writes a line: losses are means since the line before, the rest is the step's own."""
-    run, clock = work.run, work.clock
-    losses = {name: (total / run.summed).item() for name, total in run.sums.items()}
-    run.sums, run.summed = {}, 0
-    lr = max(group["lr"] for group in run.optimizer.param_groups)
-    seconds = clock.take()
-    watched = run.objective.statistics()
-    if watched:
-        watched["memory_age"] /= run.config.train.accumulate  # of pushes, one a forward
-    extra = {"querying": watched} if watched else {}
-    seen = run.step * images_per_step(run.config)
-    gradient = found.norm.item()
-    work.log.write("train", run.step, images=seen, losses=losses, lr=lr, grad_norm=gradient, seconds=seconds, **extra)
-    total = sum(losses.values())
-    note = f"loss {total:.3f}  lr {lr:.2g}  {sum(seconds.values()):.2f} s/step (data {seconds['data']:.2f})"
-    work.progress.update(task, note=note)
-    if not work.console.is_terminal:
-        work.console.print(f"step {run.step}/{run.steps}  {note}")
-
-
-class _CutShortError(Exception):
-    """A stop was asked for in the middle of an evaluation."""
-
-
-def _evaluate(work: Work, val: CocoData) -> None:
-    """Evaluates; a request to stop cuts it short, and the resumed run does it anew."""
-    task = work.progress.add_task("eval", total=len(val), note="")
-
-    def progress(done: int, _: int) -> None:
-        work.progress.update(task, completed=done)
-        if work.stop and get_world_size() == 1:  # others would wait for this one's part
-            raise _CutShortError
-
-    work.clock.phase = "eval"
-    try:
-        with memory_explained(work.run.config, work.run.step, work.clock):
-            evaluate_run(work.run, val, work.folder, work.log, work.console, progress)
-    except _CutShortError:
-        pass
-    finally:
-        work.progress.remove_task(task)
-
-
-def _exit_with_signal(work: Work) -> None:
-    """Ends as asked, and says so."""
-    name = "Ctrl-C" if work.stop.signal == signal.SIGINT else "SIGTERM"
-    run = work.run
-    if run.step:
-        where = f"Stopped by {name} at step {run.step} of {run.steps}: {work.folder / 'last'} holds all of it."
-    else:
-        where = f"Stopped by {name} before the first step."
-    work.console.print(f"{where} Go on with --resume auto.")
-    work.stop.obey()
+    def _exit(self) -> None:
+        """Prints where the run stopped, and ends with the exit code of the signal."""
+        run = self.run
+        name = "Ctrl-C" if self.stop.signal == signal.SIGINT else "SIGTERM"
+        if run.step:
+            message = f"Stopped by {name} at step {run.step} of {run.steps}; the checkpoint is {run.folder.last}."
+        else:
+            message = f"Stopped by {name} before the first step."
+        self.console.print(f"{message} Continue with --resume auto.")
+        self.stop.exit()
 
 
 def _progress(console: Console) -> Progress:

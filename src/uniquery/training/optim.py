@@ -1,4 +1,4 @@
-"""Optimizers with parameter groups, learning-rate schedules, and averaged weights."""
+"""Optimizers with parameter groups, learning-rate schedules, and the EMA of the weights."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ def _settings(name: str, is_norm: bool, config: OptimConfig) -> tuple[float, flo
     decay = config.weight_decay
     if is_norm and config.norm_weight_decay is not None:
         decay = config.norm_weight_decay
-    for part, layer in config.layers.items():
-        if f".{part}" in f".{name}":
+    for prefix, layer in config.layers.items():
+        if f".{prefix}" in f".{name}":
             factor *= layer.lr_factor
             decay = decay if layer.weight_decay is None else layer.weight_decay
     return factor, decay
 
 
 def set_learning_rate(optimizer: Optimizer, factor: float) -> None:
-    """Every group's own rate, times the factor."""
+    """Sets the learning rate of every group to its initial one times the factor."""
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * factor
 
 
 def lr_factor(config: ScheduleConfig, step: int, steps: int) -> float:
-    """Warm-up times decay.
+    """The factor of the learning rate at a step: warm-up times decay.
 
     >>> config = ScheduleConfig(name="multistep", milestones=(0.5,), gamma=0.1, warmup_steps=0)
     >>> [lr_factor(config, step, 4) for step in range(4)]
@@ -73,7 +73,7 @@ def lr_factor(config: ScheduleConfig, step: int, steps: int) -> float:
 
 
 class EMA:
-    """An exponential moving average of a model's state; short runs average over fewer steps at first."""
+    """The exponential moving average of a model's state; the decay grows during the first steps."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
@@ -82,7 +82,7 @@ class EMA:
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """One step of the average; what is not a floating number is copied."""
+        """One step of the average; tensors that are not floating-point are copied."""
         self.steps += 1
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
         state = model.state_dict()
@@ -93,5 +93,5 @@ class EMA:
                 self.state[name].copy_(tensor)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The averaged state."""
+        """The averaged weights and buffers."""
         return self.state

@@ -1,46 +1,46 @@
-"""A step that goes astray: noticed before it changes a weight, taken back, told, and kept so that it can run again."""
+"""A step with a non-finite loss or gradient: detected before it changes a weight, rolled back, reported and saved."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from uniquery.data.coco import CocoData
 from uniquery.errors import UserError
+from uniquery.parallel import get_rank
 from uniquery.training.batches import training_batches
-from uniquery.training.replay import as_number, keep_step, python_line
-from uniquery.training.run import Run
-from uniquery.training.step import Gradients
+from uniquery.training.log import SkippedStepLine, json_number
+from uniquery.training.replay import replay_command, save_step
+from uniquery.training.run import TrainingRun
+from uniquery.training.step import StepResult
 
 
-class StepGuard:
-    """Remembers what the forwards of a step change, so that a step can be taken back before its update.
+class Savepoint:
+    """A copy of everything that the forwards of a step change, so that the step can be rolled back before its update.
 
-    That is the statistics of normalization layers and the memory's new pixels; weights change in the update only.
+    That is the statistics of normalization layers and the new pixels in the memory; weights change in the update only.
 
     Args:
-        run: whose steps are guarded.
+        run: the training run.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrainingRun) -> None:
         self.run = run
         self._buffers = list(run.model.buffers())
         self._copies = [buffer.clone() for buffer in self._buffers]
-        self.begin()
+        self.save()
 
     @torch.no_grad()
-    def begin(self) -> None:
-        """The state now is the one to go back to."""
-        self._forwards = self.run.objective.steps
+    def save(self) -> None:
+        """Saves the current state."""
+        self._objective_steps = self.run.objective.steps
         self.run.objective.memory.savepoint()
         _copy(self._buffers, self._copies)
 
     @torch.no_grad()
     def rollback(self) -> None:
-        """Back to the state at the last `begin`."""
-        self.run.objective.steps = self._forwards
+        """Restores the state of the last `save`."""
+        self.run.objective.steps = self._objective_steps
         self.run.objective.memory.rollback()
         _copy(self._copies, self._buffers)
 
@@ -50,29 +50,32 @@ def _copy(source: list[Tensor], target: list[Tensor]) -> None:
         torch._foreach_copy_(target, source)
 
 
-def describe(step: int, found: Gradients, images: list[int]) -> str:
-    """A step in words: its losses, its gradient's norm, its images."""
-    terms = ", ".join(f"{name} {loss.item():.4g}" for name, loss in found.losses.items())
-    return f"step {step}: {terms}, gradient norm {found.norm.item():.4g}, images {images}"
+def describe_step(step: int, result: StepResult, image_ids: list[int]) -> str:
+    """The losses, the gradient norm and the images of a step as text."""
+    terms = ", ".join(f"{name} {loss.item():.4g}" for name, loss in result.losses.items())
+    return f"step {step}: {terms}, gradient norm {result.grad_norm.item():.4g}, images {image_ids}"
 
 
-def non_finite_line(found: Gradients, images: list[int]) -> dict[str, object]:
-    """What the log says of a step that was left out; json knows no nan."""
-    losses = {name: as_number(loss.item()) for name, loss in found.losses.items()}
-    return {"losses": losses, "grad_norm": as_number(found.norm.item()), "image_ids": images}
+def skipped_step_line(step: int, result: StepResult, image_ids: list[int]) -> SkippedStepLine:
+    """The log line of a skipped step."""
+    losses = {name: json_number(loss.item()) for name, loss in result.losses.items()}
+    return SkippedStepLine(
+        step=step, losses=losses, grad_norm=json_number(result.grad_norm.item()), image_ids=image_ids
+    )
 
 
-def non_finite_error(run: Run, data: CocoData, found: Gradients, images: list[int], folder: Path) -> UserError:
-    """Keeps a step that was taken back, of several processes this one's part, and says all about it."""
+def non_finite_error(run: TrainingRun, data: CocoData, result: StepResult, image_ids: list[int]) -> UserError:
+    """Saves a step that was rolled back, each process its own part, and returns the error that explains it."""
     batches = list(training_batches(run, data, steps=(run.step, run.step + 1), workers=0))
+    folder = run.folder.non_finite_step(get_rank())
     try:
-        keep_step(folder, run, batches, found)
-        kept = f"It is kept in {folder} and runs again with: {python_line(folder)}."
+        save_step(folder, run, batches, result)
+        saved = f"The step is saved in {folder}; replay it with: {replay_command(folder)}."
     except UserError as error:
-        kept = f"It could not be kept: {error}"
-    allowed = f" after {run.skipped} steps that were left out" if run.skipped else ""
+        saved = f"The step could not be saved: {error}"
+    skipped = f" after {run.skipped} skipped steps" if run.skipped else ""
     return UserError(
-        f"Training went astray{allowed} in {describe(run.step + 1, found, images)}. No weight was changed by it, and "
-        f"the checkpoints are unharmed. {kept} Lower optim.lr, lengthen schedule.warmup_steps, set optim.clip_norm, or "
-        f"let more than {run.config.train.skip_nonfinite} such steps pass with train.skip_nonfinite."
+        f"Non-finite loss or gradient{skipped} at {describe_step(run.step + 1, result, image_ids)}. No weight was "
+        f"changed, and no checkpoint. {saved} Lower optim.lr, lengthen schedule.warmup_steps, set optim.clip_norm, or "
+        f"allow more than {run.config.train.skip_nonfinite} such steps with train.skip_nonfinite."
     )

@@ -1,9 +1,8 @@
-"""A run in progress: everything that changes while training, saved and restored."""
+"""A training run in progress: everything that changes while training, saved and restored."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,147 +11,131 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from uniquery.data.coco import CocoData
-from uniquery.errors import CheckpointError, ConfigError
-from uniquery.parallel import get_world_size
+from uniquery.errors import CheckpointError
+from uniquery.parallel import choose_device, get_world_size
 from uniquery.querying import UniqueQuerying
 from uniquery.querying.contract import Segmenter
 from uniquery.segmenters import build_segmenter
-from uniquery.training.checkpoint import TrainerState
+from uniquery.training.checkpoint import TrainerState, add_prefix, strip_prefix
 from uniquery.training.config import Config
-from uniquery.training.distributed import local_rank, wrap_ddp
+from uniquery.training.distributed import wrap_ddp
 from uniquery.training.optim import EMA, build_optimizer
-from uniquery.weights.model_file import ModelCard
+from uniquery.training.run_folder import RunFolder
+from uniquery.weights.model_file import ModelInfo
 
 
 @dataclass
-class Run:
+class TrainingRun:
     """Everything that changes while training.
 
     Attributes:
         config: the experiment.
-        card: what the model says of itself.
-        model: what is trained.
-        objective: around it.
-        parallel: the objective, with gradients averaged over processes if there are several.
-        optimizer: of its parameters.
-        average: of its weights, if asked for.
-        steps: how many are to be taken.
-        device: where.
-        step: how many were taken.
-        evaluated: the step of the last evaluation.
-        best: its highest AP so far.
-        skipped: steps that were left out for a loss or gradient that was not finite.
-        sums: of each loss since the last line of the log.
-        summed: steps in those sums.
-        data: checksum of each split.
+        info: the header of its model files.
+        model: the segmenter.
+        objective: the training objective around the model.
+        ddp: the objective in DistributedDataParallel; the objective itself with one process.
+        optimizer: of the model's parameters.
+        ema: moving average of the weights, if there is one.
+        steps: how many steps to train.
+        device: of the model.
+        step: how many steps were trained so far.
+        eval_step: the step of the last evaluation.
+        best: the highest metric so far.
+        skipped: steps without an update, because a loss or gradient was not finite.
+        loss_sums: sum of each loss since the last log line.
+        loss_count: how many steps are in these sums.
+        data_checksums: checksum of each split.
     """
 
     config: Config
-    card: ModelCard
+    info: ModelInfo
     model: Segmenter[Any, Any, Any]
     objective: UniqueQuerying
-    parallel: nn.Module
+    ddp: nn.Module
     optimizer: Optimizer
-    average: EMA | None
+    ema: EMA | None
     steps: int
     device: torch.device
     step: int = 0
-    evaluated: int = 0
+    eval_step: int = 0
     best: float = -math.inf
     skipped: int = 0
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    summed: int = 0
-    data: dict[str, int] = field(default_factory=dict)
+    loss_sums: dict[str, Tensor] = field(default_factory=dict)
+    loss_count: int = 0
+    data_checksums: dict[str, int] = field(default_factory=dict)
 
-    def evaluated_state(self) -> dict[str, Tensor]:
-        """The weights that are evaluated and saved as the model."""
-        return self.average.state_dict() if self.average else self.model.state_dict()
+    @property
+    def folder(self) -> RunFolder:
+        """The folder of the run."""
+        return RunFolder(self.config.folder)
+
+    def eval_state_dict(self) -> dict[str, Tensor]:
+        """The weights that are evaluated and saved as the model: the EMA if there is one."""
+        return self.ema.state_dict() if self.ema else self.model.state_dict()
 
     def trainer_state(self) -> TrainerState:
-        """Everything that a resumed run needs, but for the weights that the model file holds."""
+        """Everything that a resumed run needs, except the weights in the model file."""
         tensors: dict[str, Tensor] = {}
-        for index, slots in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer/{index}/{slot}": v for slot, v in slots.items() if isinstance(v, Tensor)}
-        tensors |= {f"algorithm/{name}": tensor for name, tensor in self.objective.algorithm_state().items()}
-        tensors |= {f"sums/{name}": tensor for name, tensor in self.sums.items()}
+        for index, state in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer/{index}/{key}": v for key, v in state.items() if isinstance(v, Tensor)}
+        tensors |= add_prefix(self.objective.algorithm_state(), "algorithm/")
+        tensors |= add_prefix(self.loss_sums, "loss_sums/")
         values: dict[str, Any] = {
             "step": self.step,
-            "evaluated": self.evaluated,
+            "eval_step": self.eval_step,
             "best": None if math.isinf(self.best) else self.best,
             "skipped": self.skipped,
-            "summed": self.summed,
-            "data": self.data,
+            "loss_count": self.loss_count,
+            "data_checksums": self.data_checksums,
             "images_per_step": images_per_step(self.config),
         }
-        if self.average:
-            tensors |= {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
-            values["average_steps"] = self.average.steps
-        return TrainerState(tensors, values, model_is="average/" if self.average else "model/")
+        if self.ema:
+            tensors |= add_prefix(self.model.state_dict(), "model/")
+            values["ema_steps"] = self.ema.steps
+        return TrainerState(tensors, values, model_prefix="ema/" if self.ema else "model/")
+
+    def load_trainer_state(self, saved: TrainerState) -> None:
+        """Restores the state of a checkpoint.
+
+        Raises:
+            CheckpointError: the number of images per step differs, so that the steps would have other images.
+        """
+        values, images = saved.values, images_per_step(self.config)
+        if values["images_per_step"] != images:
+            raise CheckpointError(
+                f"The run was saved with {values['images_per_step']} images per step and now has {images}: keep the "
+                "product of train.batch_size, train.accumulate and the number of processes."
+            )
+        self.model.load_state_dict(strip_prefix(saved.tensors, "model/"))
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in strip_prefix(saved.tensors, "optimizer/").items():
+            index, key = name.split("/")
+            state.setdefault(int(index), {})[key] = tensor
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        self.objective.load_algorithm_state(strip_prefix(saved.tensors, "algorithm/"), self.device)
+        self.loss_sums = {k: v.to(self.device) for k, v in strip_prefix(saved.tensors, "loss_sums/").items()}
+        self.step, self.eval_step = values["step"], values["eval_step"]
+        self.best = -math.inf if values["best"] is None else values["best"]
+        self.skipped, self.loss_count = values["skipped"], values["loss_count"]
+        if self.ema:
+            self.ema.state = {k: v.to(self.device) for k, v in strip_prefix(saved.tensors, "ema/").items()}
+            self.ema.steps = values["ema_steps"]
 
 
-def choose_device(name: str) -> torch.device:
-    """`auto` takes a GPU if there is one; `cuda` without a number is this process's own."""
-    name = f"cuda:{local_rank()}" if name == "cuda" else name
-    if name != "auto":
-        try:
-            return torch.empty(0, device=name).device
-        except (RuntimeError, AssertionError) as error:
-            raise ConfigError(f"train.device '{name}' is not usable here: {str(error).splitlines()[0]}") from None
-    return torch.device(f"cuda:{local_rank()}" if torch.cuda.is_available() else "cpu")
-
-
-def build_run(config: Config, data: CocoData, *, pretrained: bool = True) -> Run:
-    """A run at its first step; `pretrained=False` leaves all weights to a checkpoint that follows."""
+def build_run(config: Config, data: CocoData, *, pretrained: bool = True) -> TrainingRun:
+    """A run at its first step; `pretrained=False` if a checkpoint will replace all weights."""
     settings = config.train
     device = choose_device(settings.device)
-    card = ModelCard(config.model, config.backbone, tuple(data.categories), config.data.test_size)
+    info = ModelInfo(config.model, config.backbone, tuple(data.categories), config.data.test_size)
     model = build_segmenter(config.model, config.backbone, len(data.categories), pretrained=pretrained).to(device)
     images = images_per_step(config)
     steps = settings.steps or max(1, round((settings.epochs or 0) * len(data) / images))
     optimizer = build_optimizer(model, config.optim, images)
-    average = EMA(model, settings.ema) if settings.ema else None
+    ema = EMA(model, settings.ema) if settings.ema else None
     objective = UniqueQuerying(model, config.querying.inter, config.querying.equivariance, seed=config.seed)
-    return Run(config, card, model, objective, wrap_ddp(objective), optimizer, average, steps, device)
+    return TrainingRun(config, info, model, objective, wrap_ddp(objective), optimizer, ema, steps, device)
 
 
 def images_per_step(config: Config) -> int:
-    """How many images are forwarded in one optimizer step, over all processes."""
+    """The number of images in one optimizer step, over all processes."""
     return config.train.batch_size * config.train.accumulate * get_world_size()
-
-
-def restore(run: Run, saved: TrainerState) -> None:
-    """Puts a run back to where it was saved.
-
-    Raises:
-        CheckpointError: its steps are of another size, so that it would see other images.
-    """
-    before, now = saved.values.get("images_per_step"), images_per_step(run.config)
-    if before not in (None, now):
-        raise CheckpointError(
-            f"The run was saved with {before} images per step and now has {now}: keep the product of train.batch_size, "
-            "train.accumulate and the number of processes."
-        )
-    run.model.load_state_dict(part(saved.tensors, "model/"))
-    slots: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in part(saved.tensors, "optimizer/").items():
-        index, slot = name.split("/")
-        slots.setdefault(int(index), {})[slot] = tensor
-    run.optimizer.load_state_dict({**run.optimizer.state_dict(), "state": slots})
-    run.objective.load_algorithm_state(part(saved.tensors, "algorithm/"), run.device)
-    run.sums = {name: tensor.to(run.device) for name, tensor in part(saved.tensors, "sums/").items()}
-    values = saved.values
-    run.step, run.best = values["step"], -math.inf if values["best"] is None else values["best"]
-    run.evaluated = values.get("evaluated", run.step)
-    run.skipped, run.summed = values.get("skipped", 0), values.get("summed", 0)
-    if run.average:
-        run.average.state = {name: tensor.to(run.device) for name, tensor in part(saved.tensors, "average/").items()}
-        run.average.steps = values["average_steps"]
-
-
-def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors below a prefix, without it.
-
-    >>> part({"model/weight": torch.zeros(1), "sums/loss_mask": torch.zeros(2)}, "model/")
-    {'weight': tensor([0.])}
-    """
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

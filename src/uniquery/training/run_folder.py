@@ -1,152 +1,192 @@
-"""What a run leaves in its folder at the start, and what it says."""
+"""The folder of a run: every file and folder in it, written and read in one place."""
 
 from __future__ import annotations
 
 import json
-import platform
-import sys
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-import torch
-from rich.console import Console
+import yaml
 
-from uniquery import __version__
-from uniquery.data.coco import CocoData
-from uniquery.errors import ConfigError, UserError
-from uniquery.files import make_folder, write_atomically
-from uniquery.parallel import get_world_size
-from uniquery.segmenters.mask2former import Mask2FormerConfig
-from uniquery.training.checkpoint import has_checkpoint
-from uniquery.training.config import Config, flat, parse_config, read_yaml, to_yaml
-from uniquery.training.run import Run, choose_device, images_per_step
+from uniquery.errors import DataError, UserError
+from uniquery.files import folder_versions, make_folder, restore_folder, write_atomically
+from uniquery.training.config import Config, parse_config, to_yaml
+from uniquery.training.config_files import read_yaml
+from uniquery.training.log import Line, read_metrics
+from uniquery.weights.model_file import BEST, LAST
 
-Resume = bool | Literal["auto"]
-
-# The data may lie elsewhere; that it is the same data is checked by its content.
-MAY_DIFFER_ON_RESUME = (
-    "output",
-    "data.workers",
-    "data.train.annotations",
-    "data.train.images",
-    "data.val.annotations",
-    "data.val.images",
-    "train.batch_size",  # their product with the number of processes is checked when the checkpoint is read
-    "train.accumulate",
-    "train.log_every",
-    "train.save_every",
-    "train.save_minutes",
-    "train.keep_last",
-    "train.skip_nonfinite",
-    "train.device",
-    "train.tensorboard",
-)
+REPORT_FILE = "report.html"
 
 
-_ABSENT = "not set"
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of a run.
 
-
-def should_resume(config: Config, resume: Resume) -> bool:
-    """Whether a run goes on from a checkpoint.
-
-    Raises:
-        UserError: a new run would overwrite another, or there is nothing to resume.
-        ConfigError: a resumed run is not the run it was.
+    Attributes:
+        path: the folder.
     """
-    folder = config.folder
-    is_known, is_saved = (folder / "config.yaml").is_file(), has_checkpoint(folder)
-    is_begun = is_saved or (is_known and (folder / "best").exists())
-    if not resume:
-        if is_begun:
-            raise UserError(f"{folder} already holds a run: give --resume to go on with it, or another --name.")
-        return False
-    if not is_known and (resume != "auto" or is_saved):
-        raise UserError(f"Nothing to resume: {folder / 'config.yaml'} is missing. Train without --resume first.")
-    if resume != "auto" or is_begun:
-        _check_unchanged(config)
-    return resume != "auto" or is_saved
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @classmethod
+    def of_model(cls, path: Path) -> RunFolder | None:
+        """The run that a run folder, a checkpoint folder or a model file belongs to, if any."""
+        return next((run for p in (path, path.parent, path.parent.parent) if (run := cls(p)).is_run()), None)
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yaml"
+
+    @property
+    def environment_file(self) -> Path:
+        """Versions, device, seed and command."""
+        return self.path / "environment.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        """Losses and metrics, one json object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The TensorBoard log."""
+        return self.path / "tensorboard"
+
+    @property
+    def best(self) -> Path:
+        """The model with the best metric."""
+        return self.path / BEST
+
+    @property
+    def last(self) -> Path:
+        """The last checkpoint; `last.1` is the one before."""
+        return self.path / LAST
+
+    @property
+    def damaged(self) -> Path:
+        """The newest checkpoint that was found damaged."""
+        return self.path / f"{LAST}.damaged"
+
+    @property
+    def predictions_file(self) -> Path:
+        """COCO results of the best model on the validation data."""
+        return self.path / "predictions.json"
+
+    @property
+    def report_file(self) -> Path:
+        """The html page."""
+        return self.path / REPORT_FILE
+
+    @property
+    def diagnosis_file(self) -> Path:
+        """The figures of `uniquery diagnose`."""
+        return self.path / "diagnose.json"
+
+    @property
+    def response_file(self) -> Path:
+        """The picture of `uniquery diagnose`: a query's response on its own and on other images."""
+        return self.path / "diagnose.png"
+
+    def non_finite_step(self, rank: int) -> Path:
+        """A step with a non-finite loss or gradient, as files that can be replayed; one folder per process."""
+        return self.path / (f"non_finite_step-{rank}" if rank else "non_finite_step")
+
+    def is_run(self) -> bool:
+        """Whether a run was started here."""
+        return self.config_file.is_file() and self.metrics_file.is_file()
+
+    def checkpoints(self) -> list[Path]:
+        """The last checkpoint and those before it, newest first; some may be damaged."""
+        restore_folder(self.last)
+        return folder_versions(self.last)
+
+    def create(self, config: Config, environment: dict[str, Any] | None) -> None:
+        """Makes the folder and writes the configuration, and the environment if one is given.
+
+        Raises:
+            UserError: the folder cannot be written.
+        """
+        make_folder(self.path)
+        write_atomically(self.config_file, to_yaml(config))
+        if environment is not None:
+            write_atomically(self.environment_file, json.dumps(environment, indent=2))
+
+    def read_config(self) -> Config:
+        """The configuration of the run.
+
+        Raises:
+            ConfigError: the file is missing or wrong.
+        """
+        return parse_config(read_yaml(self.config_file), where=str(self.config_file))
+
+    def config_text(self) -> str:
+        """`config.yaml` as text, empty if there is none."""
+        return _read_text(self.config_file)
+
+    def config_tables(self) -> dict[str, Any]:
+        """`config.yaml` as tables, not validated: it may be of another version. Empty if there is none."""
+        return _read_table(self.config_file, yaml.safe_load)
+
+    def read_environment(self) -> dict[str, Any]:
+        """`environment.json`, empty if there is none."""
+        return _read_table(self.environment_file, json.loads)
+
+    def read_metrics(self) -> list[Line]:
+        """The lines of `metrics.jsonl`.
+
+        Raises:
+            UserError: the file is missing, or a line is wrong.
+        """
+        return read_metrics(self.metrics_file)
+
+    def write_predictions(self, results: list[dict[str, Any]]) -> None:
+        """Writes COCO results."""
+        write_atomically(self.predictions_file, json.dumps(results))
+
+    def read_predictions(self) -> list[dict[str, Any]]:
+        """The COCO results.
+
+        Raises:
+            DataError: the file is missing or not json.
+        """
+        try:
+            results: list[dict[str, Any]] = json.loads(self.predictions_file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self.predictions_file} cannot be read: {error}.") from None
+        return results
+
+    def write_diagnosis(self, figures: dict[str, Any]) -> None:
+        """Writes the figures of `uniquery diagnose`."""
+        write_atomically(self.diagnosis_file, json.dumps(figures, indent=2))
+
+    def read_diagnosis(self) -> dict[str, Any]:
+        """The figures of `uniquery diagnose`, empty if there are none."""
+        return _read_table(self.diagnosis_file, json.loads)
 
 
-def _check_unchanged(config: Config) -> None:
-    file = config.folder / "config.yaml"
-    before, now = flat(parse_config(read_yaml(file), where=str(file))), flat(config)
-    keys = [k for k in {**before, **now} if not k.startswith(MAY_DIFFER_ON_RESUME)]
-    changed = [k for k in keys if before.get(k, _ABSENT) != now.get(k, _ABSENT)]
-    if changed:
-        changes = ", ".join(f"{k} was {before.get(k, _ABSENT)} and is {now.get(k, _ABSENT)}" for k in changed[:5])
-        raise ConfigError(
-            f"--resume of {config.folder} with another configuration: {changes}. Use another name for a new run."
-        )
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def open_folder(config: Config, *, is_new: bool = True) -> None:
-    """Makes the folder of a run and says in it what it is; of a resumed run, where it now finds its data."""
-    folder = make_folder(config.folder)
-    write_atomically(folder / "config.yaml", to_yaml(config))
-    if is_new:
-        write_atomically(folder / "environment.json", json.dumps(environment(config), indent=2))
-
-
-def environment(config: Config) -> dict[str, Any]:
-    """What a run was made with."""
-    return {
-        "uniquery": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "platform": platform.platform(),
-        "device": str(choose_device(config.train.device)),
-        "threads": torch.get_num_threads(),
-        "processes": get_world_size(),
-        "seed": config.seed,
-        "command": " ".join(sys.argv),
-    }
-
-
-def print_summary(run: Run, data: CocoData, val: CocoData | None, console: Console) -> None:
-    """Says what is about to happen, and what looks wrong."""
-    settings = run.config.train
-    images = images_per_step(run.config)
-    trainable = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
-    total = sum(p.numel() for p in run.model.parameters())
-    console.print(
-        f"[bold]{run.config.model.name}[/] on {run.config.backbone.name}: {total / 1e6:.1f} M parameters, "
-        f"{trainable / 1e6:.1f} M of them trained, on {run.device}"
-    )
-    instances = int((~data.crowd).sum())
-    console.print(
-        f"train: {len(data)} images, {instances} instances, {len(data.categories)} classes; "
-        f"val: {f'{len(val)} images' if val else 'none'}"
-    )
-    lr = max(group["initial_lr"] for group in run.optimizer.param_groups)
-    console.print(
-        f"{run.steps} steps of {settings.batch_size} × {settings.accumulate}{_processes()} = {images} images "
-        f"({run.steps * images / len(data):.1f} epochs), lr {lr:.3g}"
-    )
-    for step in run.config.data.augment:
-        console.print(f"  augment {step!r}")
-    for warning in data.warnings[:3]:
-        console.print(f"[yellow]warning:[/] {warning}")
-    if len(data.warnings) > 3:
-        console.print(f"[yellow]warning:[/] {len(data.warnings) - 3} more: uniquery data check")
-    if not instances:
-        console.print(
-            "[yellow]warning:[/] the training data has no instances: all that can be learned is to find none."
-        )
-    _warn_of_crowds(run.config, data, console)
-
-
-def _processes() -> str:
-    return f" × {get_world_size()} processes" if get_world_size() > 1 else ""
-
-
-def _warn_of_crowds(config: Config, data: CocoData, console: Console) -> None:
-    most = int(data.instances_per_image().max())
-    limits = {"model.max_detections": config.model.max_detections, "eval.max_detections": config.eval.max_detections}
-    if isinstance(config.model, Mask2FormerConfig):
-        limits["model.queries"] = config.model.queries
-    for key, limit in limits.items():
-        if most > limit:
-            console.print(
-                f"[yellow]warning:[/] an image has {most} instances, more than {key} = {limit}: some cannot be found."
-            )
+def _read_table(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+    text = _read_text(path)
+    if not text.strip():
+        return {}
+    try:
+        value = parse(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be parsed: {' '.join(str(error).split())}.") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path} must hold keys and values, and holds {type(value).__name__}.")
+    return value

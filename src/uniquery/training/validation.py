@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -16,42 +14,45 @@ from uniquery.data.batch import EvaluationItems
 from uniquery.data.coco import CocoData
 from uniquery.evaluation import Metrics, evaluate
 from uniquery.evaluation.inference import Progress, category_ids_by_name, coco_results, predict_data
-from uniquery.files import write_atomically
 from uniquery.parallel import broadcast_from_first, gather_lists, get_rank, get_world_size
 from uniquery.querying.contract import Segmenter
 from uniquery.training.checkpoint import save_checkpoint
 from uniquery.training.config import Config
-from uniquery.training.log import MetricsLog
-from uniquery.training.run import Run
-from uniquery.weights.model_file import ModelCard
+from uniquery.training.log import EvalLine, MetricsLog
+from uniquery.training.run import TrainingRun
+from uniquery.training.run_folder import RunFolder
+from uniquery.weights.model_file import ModelInfo
 
 
-def evaluation_is_due(run: Run) -> bool:
+def evaluation_is_due(run: TrainingRun) -> bool:
     """Whether the run has come to a step at which it is evaluated, and has not been yet."""
     every = run.config.train.eval_every or run.steps
-    return run.step > run.evaluated and (run.step == run.steps or run.step % every == 0)
+    return run.step > run.eval_step and (run.step == run.steps or run.step % every == 0)
 
 
-def evaluate_run(run: Run, val: CocoData, folder: Path, log: MetricsLog, console: Console, progress: Progress) -> None:
+def evaluate_run(
+    run: TrainingRun, val: CocoData, folder: RunFolder, log: MetricsLog, console: Console, progress: Progress
+) -> None:
     """Scores the weights that count, and keeps them if none before were better.
 
     Each process predicts its part of the images; the first scores all.
     """
     began = time.perf_counter()
     with _evaluated_weights(run):
-        results = gather_lists(predict_part(run.model, run.card, val, run.config, progress))
-    run.evaluated = run.step
+        results = gather_lists(predict_part(run.model, run.info, val, run.config, progress))
+    run.eval_step = run.step
     if get_rank():
         return
     metrics = score(val, results, run.config)
     log.write(
-        "eval",
-        run.step,
-        weights="ema" if run.average else "model",
-        metrics=metrics.values,
-        per_class=metrics.per_class,
-        instances=metrics.per_class_instances,
-        seconds=time.perf_counter() - began,
+        EvalLine(
+            step=run.step,
+            weights="ema" if run.ema else "model",
+            metrics=metrics.values,
+            per_class=metrics.per_class,
+            instances=metrics.per_class_instances,
+            seconds=time.perf_counter() - began,
+        )
     )
     shown = "  ".join(
         f"{k} {'n/a' if v is None else f'{v:.1f}'}" for k, v in metrics.values.items() if k.startswith("AP")
@@ -60,22 +61,22 @@ def evaluate_run(run: Run, val: CocoData, folder: Path, log: MetricsLog, console
     ap = metrics.values["AP"]
     if ap is None or ap > run.best:
         run.best = -math.inf if ap is None else ap
-        save_checkpoint(folder / "best", run.evaluated_state(), run.card)
-        write_atomically(folder / "predictions.json", json.dumps(results))
+        save_checkpoint(folder.best, run.eval_state_dict(), run.info)
+        folder.write_predictions(results)
 
 
 @contextmanager
-def _evaluated_weights(run: Run) -> Iterator[None]:
+def _evaluated_weights(run: TrainingRun) -> Iterator[None]:
     """The averaged weights in the model's place, if there are any, for as long as the block.
 
     Batch statistics are those of the first process, whose model is the one that is saved.
     """
-    if run.average is None:
+    if run.ema is None:
         broadcast_from_first(run.model.buffers())  # as the next training forward does
         yield
         return
     training = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
-    run.model.load_state_dict(run.average.state_dict())
+    run.model.load_state_dict(run.ema.state_dict())
     broadcast_from_first(run.model.buffers())
     try:
         yield
@@ -84,7 +85,7 @@ def _evaluated_weights(run: Run) -> Iterator[None]:
 
 
 def predict_part(
-    model: Segmenter[Any, Any, Any], card: ModelCard, val: CocoData, config: Config, progress: Progress
+    model: Segmenter[Any, Any, Any], card: ModelInfo, val: CocoData, config: Config, progress: Progress
 ) -> list[dict[str, Any]]:
     """COCO results of a model on this process's part of a data set: every image is in one part."""
     size = config.data.test_size

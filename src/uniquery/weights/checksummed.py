@@ -1,7 +1,7 @@
-"""Files that notice damage: written once, their checksums beside them, and checked when they are read.
+"""Files with checksums, which are verified when they are read.
 
-Tensors are written in the safetensors format by our own few lines: each goes from memory to the file in one pass, while
-its checksum is taken. A checksum taken afterwards would read everything again.
+Tensors are written in the safetensors format by our own code: each is written in one pass, while its checksum is
+computed. Computing it afterwards would read everything again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from uniquery.errors import CheckpointError
 
 CHECKSUMS_FILE = "checksums.json"
-_PIECE = 2**22  # bytes that are still in cache when they are seen again
+_CHUNK_BYTES = 2**22  # small enough to be still in the cache when the checksum is computed
 _ALIGNMENT = 8
 _DTYPES = {
     torch.float64: "F64",
@@ -40,64 +40,63 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class TensorFile:
-    """What a safetensors file is to hold: tensors by name, and text in its header."""
+    """The content of a safetensors file: tensors by name, and text in its header."""
 
     tensors: Mapping[str, Tensor]
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 def write_checksummed(folder: Path, files: Mapping[str, TensorFile | str]) -> None:
-    """Writes tensors and texts into a folder, and their sizes and checksums beside them.
+    """Writes tensors and texts into a folder, and `checksums.json` beside them.
 
     Raises:
-        OSError: the system refuses.
+        OSError: a file cannot be written.
     """
-    seals: dict[str, dict[str, int]] = {}
+    checksums: dict[str, dict[str, int]] = {}
     for name, content in files.items():
-        seal = _Seal()
-        # A thread takes the checksums while this one writes; neither holds the interpreter meanwhile.
+        checksum = _Checksum()
+        # A thread computes the checksums while this one writes; both release the GIL.
         with (folder / name).open("wb", buffering=0) as file, ThreadPoolExecutor(1) as thread:
-            for piece in _pieces(content):
-                thread.submit(seal.add, piece)
-                _write_whole(file, piece)
-        seals[name] = {"bytes": seal.size, "crc32": seal.checksum}
-    (folder / CHECKSUMS_FILE).write_text(json.dumps(seals, indent=1))
+            for chunk in _chunks(content):
+                thread.submit(checksum.update, chunk)
+                _write_all(file, chunk)
+        checksums[name] = {"bytes": checksum.bytes, "crc32": checksum.crc32}
+    (folder / CHECKSUMS_FILE).write_text(json.dumps(checksums, indent=1))
 
 
-class _Seal:
-    """Size and checksum of what was seen so far."""
+class _Checksum:
+    """Size and CRC-32 of the chunks so far."""
 
     def __init__(self) -> None:
-        self.size = self.checksum = 0
+        self.bytes = self.crc32 = 0
 
-    def add(self, piece: memoryview) -> None:
-        """Goes on with the next piece."""
-        self.size, self.checksum = self.size + len(piece), zlib.crc32(piece, self.checksum)
-
-
-def _write_whole(file: Any, piece: memoryview) -> None:
-    """A single write may stop short, at a full disk for one: the next then says why."""
-    done = 0
-    while done < len(piece):
-        done += file.write(piece[done:])
+    def update(self, chunk: memoryview) -> None:
+        self.bytes, self.crc32 = self.bytes + len(chunk), zlib.crc32(chunk, self.crc32)
 
 
-def _pieces(content: TensorFile | str) -> Iterator[memoryview]:
+def _write_all(file: Any, chunk: memoryview) -> None:
+    """A single write may write less than asked, for example on a full disk; the next one then raises."""
+    written = 0
+    while written < len(chunk):
+        written += file.write(chunk[written:])
+
+
+def _chunks(content: TensorFile | str) -> Iterator[memoryview]:
     if isinstance(content, str):
         yield memoryview(content.encode())
         return
-    named = sorted(content.tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # keeps all aligned
-    yield memoryview(_header(named, content.metadata))
-    for _, tensor in named:
+    items = sorted(content.tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # keeps all aligned
+    yield memoryview(_header(items, content.metadata))
+    for _, tensor in items:
         data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-        yield from (data[start : start + _PIECE] for start in range(0, len(data), _PIECE))
+        yield from (data[start : start + _CHUNK_BYTES] for start in range(0, len(data), _CHUNK_BYTES))
 
 
-def _header(named: list[tuple[str, Tensor]], metadata: Mapping[str, str]) -> bytes:
-    """The length of a json text, and the text: where each tensor lies behind it."""
+def _header(items: list[tuple[str, Tensor]], metadata: Mapping[str, str]) -> bytes:
+    """The length of a json text, and the text: dtype, shape and byte range of each tensor."""
     table: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
-    for name, tensor in named:
+    for name, tensor in items:
         start, end = end, end + tensor.numel() * tensor.element_size()
         table[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(table, separators=(",", ":")).encode()
@@ -106,31 +105,31 @@ def _header(named: list[tuple[str, Tensor]], metadata: Mapping[str, str]) -> byt
 
 
 def read_checksummed(path: Path) -> bytes:
-    """The content of a file, whole and unchanged if there are checksums beside it.
+    """The content of a file, verified if there are checksums beside it.
 
     Raises:
-        CheckpointError: it is missing, cannot be read, or is not what was written.
+        CheckpointError: the file is missing, cannot be read, or has another content than was written.
     """
     try:
         content = path.read_bytes()
-        seals = path.with_name(CHECKSUMS_FILE)
-        seal = json.loads(seals.read_text()).get(path.name) if seals.is_file() else None
+        file = path.with_name(CHECKSUMS_FILE)
+        expected = json.loads(file.read_text()).get(path.name) if file.is_file() else None
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing.") from None
     except (OSError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged: it or its {CHECKSUMS_FILE} cannot be read ({error}).") from None
-    if seal is not None and seal != {"bytes": len(content), "crc32": zlib.crc32(content)}:
+    if expected is not None and expected != {"bytes": len(content), "crc32": zlib.crc32(content)}:
         raise CheckpointError(
-            f"{path} is damaged: it is not what was written ({len(content)} bytes, {seal.get('bytes')} were written)."
+            f"{path} is damaged: its checksum does not match ({len(content)} bytes, written: {expected.get('bytes')})."
         )
     return content
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, in memory: nothing depends on the file any more.
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, verified and copied into memory.
 
     Raises:
-        CheckpointError: it is missing, cannot be read, or is not what was written.
+        CheckpointError: the file is missing, cannot be read, or has another content than was written.
     """
     try:
         return load(read_checksummed(path))
@@ -138,16 +137,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} is damaged, or not a safetensors file: {error}.") from None
 
 
-def read_values(path: Path) -> dict[str, Any]:
-    """The table of a json file.
+def read_json(path: Path) -> dict[str, Any]:
+    """The keys and values of a json file, verified.
 
     Raises:
-        CheckpointError: it is missing, cannot be read, or is not what was written.
+        CheckpointError: the file is missing, cannot be read, or has another content than was written.
     """
     try:
         values = json.loads(read_checksummed(path))
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}.") from None
     if not isinstance(values, dict):
-        raise CheckpointError(f"{path} is damaged: it holds no table.")
+        raise CheckpointError(f"{path} is damaged: it holds no keys and values.")
     return values

@@ -1,4 +1,4 @@
-"""A model in one safetensors file, whose header says the architecture and the classes; nothing in it can run code."""
+"""A model in one safetensors file, with its architecture and classes in the header; loading it cannot run code."""
 
 from __future__ import annotations
 
@@ -18,19 +18,27 @@ from uniquery.backbones.pretrained import read_tensors as read_foreign
 from uniquery.data.augment import TestSize
 from uniquery.data.coco import Category
 from uniquery.errors import CheckpointError
-from uniquery.files import recover_folder
+from uniquery.files import restore_folder
 from uniquery.querying.contract import Segmenter
 from uniquery.segmenters import SegmenterConfig, build_segmenter, read_segmenter_config
-from uniquery.weights.checksummed import read_tensors
+from uniquery.weights.checksummed import read_safetensors
 from uniquery.weights.foreign import our_names
 
 FORMAT = "uniquery/1"
 MODEL_FILE = "model.safetensors"
+BEST, LAST = "best", "last"  # the checkpoint folders of a run
 
 
 @dataclass(frozen=True)
-class ModelCard:
-    """What a model file says of itself."""
+class ModelInfo:
+    """The header of a model file: what is needed to build the model and to use it.
+
+    Attributes:
+        model: settings of the segmenter.
+        backbone: settings of its backbone.
+        categories: ids and names of the classes, in the order of the model's labels.
+        test_size: the image size of its evaluation.
+    """
 
     model: SegmenterConfig
     backbone: BackboneConfig
@@ -38,7 +46,7 @@ class ModelCard:
     test_size: TestSize
 
     def to_metadata(self) -> dict[str, str]:
-        """As the header of a safetensors file wants it: text."""
+        """The header of a safetensors file, which is text only."""
         return {
             "format": FORMAT,
             "model": self.model.model_dump_json(),
@@ -48,8 +56,8 @@ class ModelCard:
         }
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, str]) -> ModelCard:
-        """The inverse."""
+    def from_metadata(cls, metadata: Mapping[str, str]) -> ModelInfo:
+        """The inverse of `to_metadata`."""
         return cls(
             read_segmenter_config(metadata["model"]),
             BackboneConfig.model_validate_json(metadata["backbone"]),
@@ -58,115 +66,135 @@ class ModelCard:
         )
 
 
-def model_file(path: Path) -> Path:
-    """The model file that a run folder, a checkpoint folder or a file name means; a run means its best model."""
+def find_model_file(path: str | Path) -> Path:
+    """The model file of a run folder (its best model), of a checkpoint folder, or the file itself.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    path = Path(path)
     if path.is_file():
         return path
-    for folder in (path, path / "best", path / "last"):
-        recover_folder(folder)
+    for folder in (path, path / BEST, path / LAST):
+        restore_folder(folder)
         if (folder / MODEL_FILE).is_file():
             return folder / MODEL_FILE
     raise CheckpointError(f"No checkpoint at {path}: give a run folder, a checkpoint folder or a {MODEL_FILE}.")
 
 
-def read_card(path: Path) -> ModelCard:
-    """What a model file says of itself.
+def read_model_info(path: str | Path) -> ModelInfo:
+    """The header of a model file, without its weights.
 
     Raises:
-        CheckpointError: the file is missing, cut off, or not ours.
+        CheckpointError: the file is missing, damaged, or not a uniquery model.
     """
-    file = model_file(path)
+    file = find_model_file(path)
     try:
         with safe_open(file, framework="pt") as content:
             metadata = content.metadata() or {}
         if metadata.get("format") != FORMAT:
-            raise CheckpointError(
-                f"{file} is not a checkpoint of this program (its format is {metadata.get('format')!r})."
-            )
-        return ModelCard.from_metadata(metadata)
+            raise CheckpointError(f"{file} is not a uniquery model (its format is {metadata.get('format')!r}).")
+        return ModelInfo.from_metadata(metadata)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file} cannot be read, it is damaged or not a safetensors file: {error}.") from None
     except (ValidationError, KeyError, ValueError):
         raise CheckpointError(f"{file} was written by another version: its header does not fit this one.") from None
 
 
-def read_model(path: Path) -> tuple[ModelCard, dict[str, Tensor]]:
-    """The card and the weights of a model file.
+def read_model_file(path: str | Path) -> tuple[ModelInfo, dict[str, Tensor]]:
+    """The header and the weights of a model file.
 
     Raises:
-        CheckpointError: the file is missing, cut off, or not ours.
+        CheckpointError: the file is missing, damaged, or not a uniquery model.
     """
-    return read_card(path), read_tensors(model_file(path))
+    return read_model_info(path), read_safetensors(find_model_file(path))
 
 
-def load_model(path: Path, device: torch.device | str = "cpu") -> tuple[Segmenter[Any, Any, Any], ModelCard]:
-    """A trained segmenter, ready to predict."""
-    card, state = read_model(path)
-    model = build_segmenter(card.model, card.backbone, len(card.categories), pretrained=False)
+def load_model(path: str | Path, device: torch.device | str = "cpu") -> tuple[Segmenter[Any, Any, Any], ModelInfo]:
+    """A trained segmenter in eval mode, and the header of its file.
+
+    Args:
+        path: a run folder (its best model), a checkpoint folder or a model file.
+        device: where to put the model.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or not a uniquery model.
+    """
+    info, state = read_model_file(path)
+    model = build_segmenter(info.model, info.backbone, len(info.categories), pretrained=False)
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
         raise CheckpointError(
-            f"The weights of {path} do not fit its own header: {str(error).splitlines()[-1].strip()}"
+            f"The weights of {path} do not fit the header of the file: {str(error).splitlines()[-1].strip()}"
         ) from None
-    return model.to(device).eval(), card
+    return model.to(device).eval(), info
 
 
-def check_classes(card: ModelCard, classes: Sequence[str], data_name: str) -> None:
-    """Raises unless data and model speak of the same classes."""
-    ours = {c.name for c in card.categories}
-    missing = [name for name in classes if name not in ours]
+def check_classes(info: ModelInfo, classes: Sequence[str], data_name: str) -> None:
+    """Checks that the model has all classes of a data set.
+
+    Raises:
+        CheckpointError: a class is missing.
+    """
+    known = {c.name for c in info.categories}
+    missing = [name for name in classes if name not in known]
     if missing:
         raise CheckpointError(
-            f"{data_name} has {len(missing)} class{'es' * (len(missing) > 1)} that the model does not know, "
-            f"'{missing[0]}' for one; the model knows {', '.join(sorted(ours)[:8])}{', …' * (len(ours) > 8)}."
+            f"{data_name} has {len(missing)} class{'es' * (len(missing) > 1)} that the model does not have, "
+            f"for example '{missing[0]}'; its classes are {', '.join(sorted(known)[:8])}{', …' * (len(known) > 8)}."
         )
 
 
 @dataclass(frozen=True)
-class LoadReport:
-    """What became of each key when weights were loaded into another model."""
+class WeightMatch:
+    """Which weights of a file were loaded into a model.
+
+    Attributes:
+        loaded: names that were loaded.
+        missing: names of the model that the file does not have in the same shape; they keep their initial values.
+        unexpected: names of the file that the model does not have in the same shape.
+    """
 
     loaded: tuple[str, ...]
-    kept: tuple[str, ...]
-    ignored: tuple[str, ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
 
     def __str__(self) -> str:
         lines = [f"{len(self.loaded)} tensors loaded"]
-        for title, names in (("re-initialized", self.kept), ("ignored", self.ignored)):
+        for title, names in (("re-initialized", self.missing), ("ignored", self.unexpected)):
             if names:
-                shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-                lines.append(f"{len(names)} {title}: {shown}")
+                listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+                lines.append(f"{len(names)} {title}: {listed}")
         return "; ".join(lines)
 
 
-def init_from(model: nn.Module, path: Path) -> LoadReport:
-    """Copies every weight that fits by name and shape, from our checkpoints or from those that `our_names` knows.
+def load_matching_weights(model: nn.Module, path: str | Path) -> WeightMatch:
+    """Loads every weight that fits by name and shape, from our files or from those of other projects (`our_names`).
 
     Raises:
         CheckpointError: the file cannot be read, or nothing in it fits.
     """
-    state = our_names(read_foreign(path)) if _is_foreign(path) else read_model(path)[1]
+    path = Path(path)
+    state = our_names(read_foreign(path)) if _is_foreign(path) else read_model_file(path)[1]
     own = model.state_dict()
     fitting = {name: tensor for name, tensor in state.items() if name in own and own[name].shape == tensor.shape}
     if not fitting:
-        raise CheckpointError(
-            f"Nothing in {path} fits the model: no tensor has the name and the shape of one of its own."
-        )
+        raise CheckpointError(f"Nothing in {path} fits the model: no tensor has the name and shape of a model weight.")
     model.load_state_dict(fitting, strict=False)
-    return LoadReport(
+    return WeightMatch(
         loaded=tuple(fitting),
-        kept=tuple(name for name in own if name not in fitting),
-        ignored=tuple(name for name in state if name not in fitting),
+        missing=tuple(name for name in own if name not in fitting),
+        unexpected=tuple(name for name in state if name not in fitting),
     )
 
 
 def _is_foreign(path: Path) -> bool:
-    """Whether a file is another project's: a pickle, or safetensors without our header."""
+    """Whether a file is from another project: a pickle, or safetensors without our header."""
     if path.suffix != ".safetensors" or not path.is_file():
         return path.suffix in (".pth", ".pt", ".bin", ".pkl")
     try:
         with safe_open(path, framework="pt") as content:
             return not (content.metadata() or {}).get("format", "").startswith("uniquery")
     except SafetensorError:
-        return False  # damaged: reading it as ours says so
+        return False  # damaged: reading it as our own file reports that

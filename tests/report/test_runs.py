@@ -91,6 +91,14 @@ def test_a_resumed_run_replaces_what_it_repeats(folder):
     assert [(e.step, e.metric("AP")) for e in run.evals] == [(20, 7.0)]
 
 
+def test_skipped_steps_are_read_and_repeated_ones_left_out(folder):
+    skipped = {"kind": "skipped", "losses": {"cls": "nan"}, "grad_norm": "inf", "image_ids": [4]}
+    run = load_run(folder(train(1), skipped | {"step": 2}, skipped | {"step": 3}, skipped | {"step": 2}))
+    assert [(line.step, line.image_ids) for line in run.skipped] == [(2, [4])]
+    with pytest.raises(UserError, match=r"line 1: 'image_ids.0' is wrong"):
+        load_run(folder(skipped | {"step": 1, "image_ids": ["x"]}))
+
+
 def test_final_prefers_averaged_weights_and_best_is_the_highest(folder):
     run = load_run(folder(evaluation(1, 9.0, "model"), evaluation(2, 5.0, "ema"), evaluation(2, 6.0, "model")))
     assert run.final is not None

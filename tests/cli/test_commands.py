@@ -10,7 +10,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from helpers.small_runs import small_config
-from uniquery.cli import build_parser, demo, main
+from uniquery import demo
+from uniquery.cli import build_parser, main
 from uniquery.data.scenes import ScenesConfig
 from uniquery.masks import rle
 
@@ -341,7 +342,7 @@ def test_sweep_writes_json_and_refuses_what_it_cannot_do(trained, tmp_path, caps
 
 
 def test_the_demo(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(demo, "DEMO_SCENES", ScenesConfig(train_images=6, val_images=4, size=64, classes=3, crowding=4))
+    monkeypatch.setattr(demo, "SCENES", ScenesConfig(train_images=6, val_images=4, size=64, classes=3, crowding=4))
     settings = [
         "train={steps: 2, batch_size: 4, eval_every: 2, save_every: 2, log_every: 1}",
         "backbone={name: tiny, weights: random}",

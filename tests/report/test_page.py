@@ -9,7 +9,7 @@ import pytest
 
 from uniquery.errors import UserError
 from uniquery.masks import rle
-from uniquery.report.drawings import Drawn
+from uniquery.report.drawings import LabeledMask
 from uniquery.report.page import Example, render, run_labels, write_report
 from uniquery.report.runs import load_run
 from uniquery.report.tables import compared
@@ -40,7 +40,7 @@ def make_run(folder, ap=30.0, classes=("cat", "dog"), config="seed: 1\n", steps=
 def example(name="one.jpg"):
     mask = np.zeros((30, 40), np.uint8)
     mask[5:20, 5:30] = 1
-    return Example(name, np.zeros((30, 40, 3), np.uint8), [Drawn(rle.encode(mask), "cat")], [])
+    return Example(name, np.zeros((30, 40, 3), np.uint8), [LabeledMask(rle.encode(mask), "cat")], [])
 
 
 class Page(HTMLParser):

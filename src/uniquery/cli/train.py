@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from uniquery.cli.options import add_set, add_split, command, split_overrides
-from uniquery.cli.report import report_runs
+from uniquery.cli.options import add_set, add_split, command, print_warning, split_overrides
+from uniquery.report.build import build_report
 from uniquery.training.config import Override, load_config
 from uniquery.training.distributed import is_main_process
 from uniquery.training.loop import train
@@ -20,7 +20,6 @@ def add_parser(commands: Any) -> None:
         commands,
         "train",
         run,
-        help="train a segmenter on a COCO-format data set",
         example="uniquery train condinst_lite0 --train train.json images --val val.json images --name cells",
     )
     parser.add_argument("config", help="a yaml file, or the name of a shipped configuration (uniquery config list)")
@@ -46,5 +45,5 @@ def run(args: argparse.Namespace) -> None:
     config = load_config(args.config, overrides(args))
     folder = train(config, resume="auto" if args.resume == "auto" else args.resume is not None, console=console)
     if is_main_process():
-        page = report_runs([folder], folder / "report.html")
+        page = build_report([folder], warn=print_warning)
         console.print(f"Everything is in {folder}; open {page} in a browser.")

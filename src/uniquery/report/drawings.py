@@ -17,10 +17,12 @@ import numpy.typing as npt
 from PIL import Image, ImageFont
 from scipy.ndimage import minimum_filter1d
 
-from uniquery.errors import UserError
+from uniquery.data.image_input import ImageInput, as_rgb_array
+from uniquery.errors import DataError, UserError
 from uniquery.masks import rle
 from uniquery.report.palette import Color, color
 from uniquery.report.text_labels import Label, Picture, caption, printable, text_patch, write_labels
+from uniquery.structures import Instances
 
 _FILL = 0.45  # opacity of a mask's inside
 _MOST_LABELS = 40  # with more instances than this, names only hide the picture
@@ -28,7 +30,7 @@ _WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
 
 
 @dataclass(frozen=True)
-class Drawn:
+class LabeledMask:
     """One instance to draw.
 
     Attributes:
@@ -42,9 +44,30 @@ class Drawn:
     score: float | None = None
 
 
+def labeled_masks(instances: Instances) -> list[LabeledMask]:
+    """Predicted instances as masks to draw."""
+    rows = zip(instances.rles, instances.names, instances.scores.tolist(), strict=True)
+    return [LabeledMask(mask, name, score) for mask, name, score in rows]
+
+
+def draw_instances(image: ImageInput, instances: Instances) -> Picture:
+    """(H, W, 3) uint8: predicted instances drawn over their image.
+
+    Raises:
+        DataError: the image cannot be read, or is not of the masks' size.
+    """
+    pixels = as_rgb_array(image)
+    if pixels.shape[:2] != instances.size:
+        raise DataError(
+            f"The image is {pixels.shape[0]} × {pixels.shape[1]} pixels and the masks are "
+            f"{instances.size[0]} × {instances.size[1]}: draw on the image that was predicted."
+        )
+    return overlay(pixels, labeled_masks(instances))
+
+
 def overlay(
     image: Picture,
-    instances: Sequence[Drawn],
+    instances: Sequence[LabeledMask],
     *,
     color_by: Literal["instance", "label"] = "instance",
     text: bool = True,
@@ -66,7 +89,7 @@ def overlay(
     Raises:
         ValueError: the image is not uint8 (H, W, 3), or a mask is not of its size.
 
-    >>> square = Drawn(rle.encode(np.ones((2, 2), np.uint8)), "square")
+    >>> square = LabeledMask(rle.encode(np.ones((2, 2), np.uint8)), "square")
     >>> overlay(np.zeros((2, 2, 3), np.uint8), [square])[0, 0].tolist()
     [230, 46, 46]
     """
@@ -84,11 +107,12 @@ def overlay(
     return canvas
 
 
-def label_map(instances: Sequence[Drawn], size: tuple[int, int]) -> npt.NDArray[np.uint16]:
+def label_map(instances: Sequence[LabeledMask], size: tuple[int, int]) -> npt.NDArray[np.uint16]:
     """(H, W) uint16: 0 is background, i + 1 the i-th instance; where they overlap, the best score wins.
 
     >>> whole, corner = np.ones((2, 2), np.uint8), np.eye(2, dtype=np.uint8)
-    >>> label_map([Drawn(rle.encode(whole), "a", 0.3), Drawn(rle.encode(corner), "b", 0.9)], (2, 2)).tolist()
+    >>> masks = [LabeledMask(rle.encode(whole), "a", 0.3), LabeledMask(rle.encode(corner), "b", 0.9)]
+    >>> label_map(masks, (2, 2)).tolist()
     [[2, 1], [1, 2]]
     """
     if len(instances) > np.iinfo(np.uint16).max:
@@ -99,7 +123,7 @@ def label_map(instances: Sequence[Drawn], size: tuple[int, int]) -> npt.NDArray[
     return labels
 
 
-def shrunk(image: Picture, instances: Sequence[Drawn], longest: int) -> tuple[Picture, list[Drawn]]:
+def shrunk(image: Picture, instances: Sequence[LabeledMask], longest: int) -> tuple[Picture, list[LabeledMask]]:
     """Image and masks, scaled down together so that no side exceeds `longest`.
 
     Drawing after shrinking keeps outlines and names crisp in a thumbnail. An instance never vanishes altogether.
@@ -118,7 +142,7 @@ def _shrunk_mask(mask: rle.Rle, size: tuple[int, int]) -> rle.Rle:
     return rle.encode(cover >= max(1, min(128, int(cover.max()))))
 
 
-def _check_sizes(image: Picture, instances: Sequence[Drawn]) -> None:
+def _check_sizes(image: Picture, instances: Sequence[LabeledMask]) -> None:
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         raise ValueError(f"an image to draw on is uint8 (H, W, 3), not {image.dtype} {image.shape}")
     for one in instances:
@@ -126,14 +150,14 @@ def _check_sizes(image: Picture, instances: Sequence[Drawn]) -> None:
             raise ValueError(f"a mask of {tuple(one.rle['size'])} does not fit an image of {image.shape[:2]}")
 
 
-def _colors(instances: Sequence[Drawn], color_by: Literal["instance", "label"]) -> list[Color]:
+def _colors(instances: Sequence[LabeledMask], color_by: Literal["instance", "label"]) -> list[Color]:
     if color_by == "instance":
         return [color(i) for i in range(len(instances))]
     names = sorted({one.label for one in instances})
     return [color(names.index(one.label)) for one in instances]
 
 
-def _painting_order(instances: Sequence[Drawn]) -> list[int]:
+def _painting_order(instances: Sequence[LabeledMask]) -> list[int]:
     """Worst score first; among equals the largest first, so that small ones stay visible."""
 
     def height_in_stack(i: int) -> tuple[float, int]:
@@ -161,11 +185,6 @@ def _paint(canvas: Picture, mask: rle.Rle, paint: Color, thickness: int) -> int:
         np.copyto(plane, blend[plane], where=fill)
         np.copyto(plane, np.uint8(level), where=edge)
     return x + int(np.median(np.flatnonzero(inside[0])))
-
-
-def side_by_side(left: Picture, right: Picture, titles: tuple[str, str]) -> Picture:
-    """Two pictures beside each other, each under its title."""
-    return grid([left, right], 2, titles)
 
 
 def grid(images: Sequence[Picture], columns: int, titles: Sequence[str] = ()) -> Picture:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from uniquery.files import make_folder, write_atomically
 from uniquery.report.charts import TONES, Series, line_chart, stacked_bar
-from uniquery.report.drawings import Drawn, data_uri, overlay, read_picture, shrunk
+from uniquery.report.drawings import LabeledMask, data_uri, overlay, read_picture, shrunk
 from uniquery.report.runs import EvalLine, Run, TrainLine, Weights, finite
 from uniquery.report.scales import points_of, smooth
 from uniquery.report.tables import (
@@ -42,8 +42,8 @@ class Example:
 
     name: str
     image: Picture
-    truth: Sequence[Drawn]
-    predicted: Sequence[Drawn]
+    truth: Sequence[LabeledMask]
+    predicted: Sequence[LabeledMask]
 
 
 def render(runs: Sequence[tuple[Run, Sequence[Example]]], title: str) -> str:
@@ -257,6 +257,6 @@ def _by_name(examples: Sequence[Example]) -> dict[tuple[str, int], Example]:
     return keyed
 
 
-def _thumbnail(image: Picture, instances: Sequence[Drawn]) -> tuple[str, int]:
+def _thumbnail(image: Picture, instances: Sequence[LabeledMask]) -> tuple[str, int]:
     """(data URI, how many instances)."""
     return data_uri(overlay(*shrunk(image, instances, _THUMBNAIL)), _THUMBNAIL), len(instances)

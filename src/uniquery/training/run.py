@@ -97,7 +97,7 @@ def choose_device(name: str) -> torch.device:
         try:
             return torch.empty(0, device=name).device
         except (RuntimeError, AssertionError) as error:
-            raise ConfigError(f"train.device '{name}' is not usable here: {str(error).splitlines()[0]}") from None
+            raise ConfigError(f"The device '{name}' is not usable: {str(error).splitlines()[0]}") from None
     return torch.device(f"cuda:{local_rank()}" if torch.cuda.is_available() else "cpu")
 
 

@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend: one clear sentence, no traceback, exit code 2."""
+"""Errors that the user can fix: one clear sentence, no traceback, exit code 2."""
 
 import difflib
 from collections.abc import Iterable

@@ -177,9 +177,7 @@ def _dots(curve: Series, frame: _Frame) -> Markup:
     inside = has_dot & (curve.points[:, 1] >= frame.ys[0]) & (curve.points[:, 1] <= frame.ys[1])
     positions, radius = frame.to_pixels(curve.points[inside]), 2 if curve.dashed else 3
     return Markup("").join(
-        dot.format(
-            curve.css_class, x, y, 2 if curve.dashed else 3, curve.name, format_number(value), format_number(step)
-        )
+        dot.format(curve.css_class, x, y, radius, curve.name, format_number(value), format_number(step))
         for (x, y), (step, value) in zip(positions, curve.points[inside], strict=True)
     )
 

@@ -34,8 +34,8 @@ def build_parser(names: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentP
     """The parser of the command line.
 
     Args:
-        names: the commands whose options it knows; the others are only listed. Their modules import torch, which takes
-            seconds.
+        names: the commands whose options it has; the others are only listed. Importing the module of a command also
+            imports torch, which takes seconds.
     """
     parser = argparse.ArgumentParser(
         prog="uniquery", description="Train, evaluate and use query-based instance segmenters on COCO-format data."

@@ -25,13 +25,13 @@ def find_images(inputs: Sequence[str | Path]) -> list[Path]:
     Raises:
         UserError: an input names no image.
     """
-    found: dict[Path, None] = {}
+    images: dict[Path, None] = {}
     for given in inputs:
         files = list(_expand(given))
         if not files:
             raise UserError(f"No image at '{given}': give an image file, a folder with images or a glob pattern.")
-        found.update(dict.fromkeys(files))
-    return list(found)
+        images.update(dict.fromkeys(files))
+    return list(images)
 
 
 def _expand(given: str | Path) -> Iterator[Path]:

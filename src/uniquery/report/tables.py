@@ -17,9 +17,9 @@ _COCO_METRICS = ("AP", "AP50", "AP75")  # of runs that have not been evaluated y
 
 _CROSS_SCENE = {
     "own": "response to its own instance, mean",
-    "mean": "to instances of other images, mean",
-    "p99": "to instances of other images, 99th percentile",
-    "above_half": "to instances of other images, share above 0.5",
+    "mean": "response to instances of other images, mean",
+    "p99": "response to instances of other images, 99th percentile",
+    "above_half": "response to instances of other images, share above 0.5",
 }
 
 

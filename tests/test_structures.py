@@ -1,10 +1,14 @@
+import json
+import sys
 from dataclasses import dataclass, fields, replace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from uniquery.errors import UserError
 from uniquery.masks import rle
 from uniquery.masks.geometry import mask_boxes
 from uniquery.structures import (
@@ -136,6 +140,67 @@ class TestInstances:
         none = instances[torch.zeros(0, dtype=torch.int64)]
         assert none.masks.shape == (0, 6, 9)
         assert none.masks.dtype == torch.bool
+
+    def test_one_instance_slices_and_iteration(self, instances):
+        assert torch.equal(instances[2].scores, instances.scores[2:3])
+        assert torch.equal(instances[-1].masks, instances.masks[3:])
+        assert torch.equal(instances[1:3].labels, instances.labels[1:3])
+        assert [one.labels.item() for one in instances] == [0, 1, 2, 3]
+        assert all(len(one) == 1 and one.size == (6, 9) for one in instances)
+        assert torch.equal(instances[::2].masks, instances.masks[::2])
+        for index in (4, -5):
+            with pytest.raises(IndexError):
+                instances[index]
+
+    def test_names(self, instances):
+        assert instances.names == ["0", "1", "2", "3"]
+        named = replace(instances, classes=("a", "b", "c", "d"))
+        assert named.names == ["a", "b", "c", "d"]
+        assert named[2:].names == ["c", "d"]
+        with pytest.raises(UserError, match="classes has 2 names, but an instance has the label 3"):
+            _ = replace(instances, classes=("a", "b")).names
+
+    def test_coco_results(self, instances):
+        results = instances.to_coco(image_id=5, category_ids=[10, None, 30, 40])
+        assert [r["category_id"] for r in results] == [10, 30, 40]
+        assert {r["image_id"] for r in results} == {5}
+        x0, y0, x1, y1 = instances.boxes[2].tolist()
+        assert results[1]["bbox"] == pytest.approx([x0, y0, x1 - x0, y1 - y0], abs=0.006)
+        assert results[1]["score"] == instances.scores[2].item()
+        assert json.loads(json.dumps(results[1]))["segmentation"] == instances.rles[2]
+        own = replace(instances, category_ids=(1, 2, 3, 9))
+        assert [r["category_id"] for r in own[2:].to_coco(0)] == [3, 9]
+        assert own[:0].to_coco(0) == []
+        with pytest.raises(UserError, match="needs category_ids"):
+            instances.to_coco(image_id=5)
+
+    def test_supervision_gets_every_field(self, instances, monkeypatch):
+        fake = ModuleType("supervision")
+        fake.Detections = SimpleNamespace
+        monkeypatch.setitem(sys.modules, "supervision", fake)
+        detections = replace(instances, classes=("a", "b", "c", "d"))[1:].to_supervision()
+        assert np.array_equal(detections.xyxy, instances.boxes[1:].numpy())
+        assert np.array_equal(detections.mask, self.bitmaps[1:].numpy())
+        assert detections.mask.dtype == bool
+        assert np.array_equal(detections.confidence, instances.scores[1:].numpy())
+        assert np.array_equal(detections.class_id, [1, 2, 3])
+        assert detections.data["class_name"].tolist() == ["b", "c", "d"]
+        assert instances[:0].to_supervision().mask.shape == (0, 6, 9)
+
+    def test_supervision_is_missing(self, instances, monkeypatch):
+        monkeypatch.setitem(sys.modules, "supervision", None)
+        with pytest.raises(UserError, match="pip install supervision"):
+            instances.to_supervision()
+
+    def test_drawing(self, instances):
+        image = np.full((6, 9, 3), 100, np.uint8)
+        picture = instances[:1].draw(image)
+        assert np.array_equal((picture != image).any(axis=2), self.bitmaps[0].numpy())
+        assert np.array_equal(instances[:1].draw(image, classes=["a"]), picture)
+        with pytest.raises(UserError, match="classes has 1 names"):
+            instances.draw(image, classes=["a"])
+        with pytest.raises(UserError, match="The image is 9 × 6 pixels and the masks are 6 × 9"):
+            instances.draw(np.zeros((9, 6, 3), np.uint8))
 
 
 def test_boxes_of_no_mask_stay_on_the_device():

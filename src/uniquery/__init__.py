@@ -1,29 +1,75 @@
 """Query-based instance segmenters, trained with instance-unique, equivariant querying."""
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from uniquery.evaluation import evaluate
+    from uniquery.model import Model, load
+    from uniquery.querying import (
+        Equivariance,
+        EquivarianceLoss,
+        InterScene,
+        InterSceneLoss,
+        PixelMemory,
+        Segmenter,
+        UniqueQuerying,
+    )
+    from uniquery.segmenters import build_segmenter
+    from uniquery.structures import Images, Instances, Targets
+    from uniquery.training.config import load_config
+    from uniquery.training.loop import train
 
 __version__ = "0.1.0"
 
-_PUBLIC = {
-    "UniqueQuerying": "uniquery.querying",
-    "Segmenter": "uniquery.querying",
-    "Images": "uniquery.structures",
-    "Instances": "uniquery.structures",
-    "Targets": "uniquery.structures",
-    "build_segmenter": "uniquery.segmenters",
-    "evaluate": "uniquery.evaluation",
-    "load_config": "uniquery.training.config",
-    "load_model": "uniquery.weights.model_file",
-    "predict_image": "uniquery.evaluation.inference",
-    "read_image": "uniquery.data.images",
-    "train": "uniquery.training.loop",
+__all__ = [
+    "Equivariance",
+    "EquivarianceLoss",
+    "Images",
+    "Instances",
+    "InterScene",
+    "InterSceneLoss",
+    "Model",
+    "PixelMemory",
+    "Segmenter",
+    "Targets",
+    "UniqueQuerying",
+    "__version__",
+    "build_segmenter",
+    "evaluate",
+    "load",
+    "load_config",
+    "train",
+]
+
+_MODULES = {
+    "Equivariance": "querying",
+    "EquivarianceLoss": "querying",
+    "Images": "structures",
+    "Instances": "structures",
+    "InterScene": "querying",
+    "InterSceneLoss": "querying",
+    "Model": "model",
+    "PixelMemory": "querying",
+    "Segmenter": "querying",
+    "Targets": "structures",
+    "UniqueQuerying": "querying",
+    "build_segmenter": "segmenters",
+    "evaluate": "evaluation",
+    "load": "model",
+    "load_config": "training.config",
+    "train": "training.loop",
 }
-__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604 (the keys are strings)
 
 
-def __getattr__(name: str) -> Any:
-    """Loads a public name when it is first used: the command line has settings to make before torch is imported."""
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'uniquery' has no attribute '{name}'")
-    return getattr(import_module(_PUBLIC[name]), name)
+if not TYPE_CHECKING:  # else type checkers would accept any name
+
+    def __getattr__(name: str) -> object:
+        """Imports a public name on first use: the command line sets OpenMP variables before torch is imported."""
+        if name not in _MODULES:
+            raise AttributeError(f"module 'uniquery' has no attribute '{name}'")
+        return getattr(import_module(f"uniquery.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

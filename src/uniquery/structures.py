@@ -6,14 +6,20 @@ D channels of a pixel embedding, d of a query, H × W the padded batch, h × w a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from uniquery.errors import UserError
 from uniquery.masks import rle
+
+if TYPE_CHECKING:
+    from uniquery.data.image_input import ImageInput
 
 
 class _Moves:
@@ -175,9 +181,11 @@ class Outputs(_Moves):
 
 @dataclass(frozen=True)
 class Instances:
-    """Predictions of one image, best first, at the size the caller asked for.
+    """Predictions of one image, best first, at the size of the image.
 
-    Masks are kept as run lengths: a hundred masks of a large image weigh kilobytes instead of gigabytes.
+    Masks are kept run-length encoded: a hundred masks of a large image take kilobytes instead of gigabytes.
+    Indexing by a number, a slice, a bool mask or a tensor of indices gives `Instances` again, and iterating gives one
+    instance at a time.
 
     Attributes:
         scores: (N,) in 0..1.
@@ -185,6 +193,14 @@ class Instances:
         boxes: (N, 4) x0 y0 x1 y1 in pixels.
         rles: N compressed COCO run-length masks.
         size: (height, width) of the masks.
+        classes: the class name of each label, if known.
+        category_ids: the COCO category id of each label, if known.
+
+    >>> mask = rle.encode(np.eye(2, dtype=np.uint8))
+    >>> boxes = torch.tensor([[0.0, 0.0, 2.0, 2.0]])
+    >>> dog = Instances(torch.tensor([0.5]), torch.tensor([1]), boxes, [mask], (2, 2), classes=("cat", "dog"))
+    >>> dog.names, dog.masks.shape, dog.to_coco(image_id=7, category_ids=[17, 18])[0]["category_id"]
+    (['dog'], torch.Size([1, 2, 2]), 18)
     """
 
     scores: Tensor
@@ -192,21 +208,109 @@ class Instances:
     boxes: Tensor
     rles: Sequence[dict[str, Any]]
     size: tuple[int, int]
+    classes: tuple[str, ...] | None = None
+    category_ids: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.scores)
 
-    def __getitem__(self, index: Tensor) -> Instances:
-        kept = index.nonzero().flatten() if index.dtype == torch.bool else index
-        rles = [self.rles[i] for i in kept.tolist()]
-        return Instances(self.scores[kept], self.labels[kept], self.boxes[kept], rles, self.size)
+    def __getitem__(self, index: int | slice | Tensor) -> Instances:
+        kept = torch.arange(len(self), device=self.scores.device)[index].reshape(-1)
+        return replace(
+            self,
+            scores=self.scores[kept],
+            labels=self.labels[kept],
+            boxes=self.boxes[kept],
+            rles=[self.rles[i] for i in kept.tolist()],
+        )
+
+    def __iter__(self) -> Iterator[Instances]:
+        return (self[i] for i in range(len(self)))
 
     @property
     def masks(self) -> Tensor:
         """(N, H, W) bool, decoded on each access."""
         if not len(self):
             return torch.zeros(0, *self.size, dtype=torch.bool)
-        return torch.stack([torch.from_numpy(rle.decode(one)).bool() for one in self.rles])
+        return torch.stack([torch.from_numpy(rle.decode(mask)).bool() for mask in self.rles])
+
+    @property
+    def names(self) -> list[str]:
+        """N class names; the labels as text if `classes` is not known.
+
+        Raises:
+            UserError: `classes` has no name for a label.
+        """
+        labels = self.labels.tolist()
+        if self.classes is None:
+            return [str(label) for label in labels]
+        if labels and max(labels) >= len(self.classes):
+            raise UserError(f"classes has {len(self.classes)} names, but an instance has the label {max(labels)}.")
+        return [self.classes[label] for label in labels]
+
+    def to_coco(self, image_id: int, category_ids: Sequence[int | None] | None = None) -> list[dict[str, Any]]:
+        """COCO results: one dict for each instance, ready for json.
+
+        Args:
+            image_id: the id of the image in its data set.
+            category_ids: label → category id, by default `self.category_ids`; None leaves out a class that the data
+                set does not have.
+
+        Raises:
+            UserError: neither is given.
+        """
+        ids = self.category_ids if category_ids is None else category_ids
+        if ids is None:
+            raise UserError("to_coco() needs category_ids, the COCO category id of each label.")
+        boxes = self.boxes.clone()
+        boxes[:, 2:] -= boxes[:, :2]
+        rows = zip(self.labels.tolist(), self.scores.tolist(), boxes.tolist(), self.rles, strict=True)
+        return [
+            {
+                "image_id": image_id,
+                "category_id": ids[label],
+                "segmentation": mask,
+                "bbox": [round(side, 2) for side in box],
+                "score": score,
+            }
+            for label, score, box, mask in rows
+            if ids[label] is not None
+        ]
+
+    def to_supervision(self) -> Any:
+        """`supervision.Detections`, with the class names as `data["class_name"]`.
+
+        Raises:
+            UserError: the package is not installed.
+        """
+        try:
+            from supervision import Detections
+        except ImportError:
+            raise UserError("to_supervision() needs a package that is missing: pip install supervision.") from None
+        return Detections(
+            xyxy=self.boxes.cpu().numpy(),
+            mask=self.masks.numpy(),
+            confidence=self.scores.cpu().numpy(),
+            class_id=self.labels.cpu().numpy(),
+            data={"class_name": np.array(self.names, dtype=str)},
+        )
+
+    def draw(self, image: ImageInput, classes: Sequence[str] | None = None) -> npt.NDArray[np.uint8]:
+        """The image with masks, outlines, class names and scores drawn over it.
+
+        Args:
+            image: the image that was predicted, in any form that `Model.predict` takes.
+            classes: the class name of each label, by default `self.classes`.
+
+        Returns:
+            (H, W, 3) uint8.
+
+        Raises:
+            UserError: the image is not readable, not of the masks' size, or a class has no name.
+        """
+        from uniquery.report.drawings import draw_instances  # pictures are not needed to train
+
+        return draw_instances(image, self if classes is None else replace(self, classes=tuple(classes)))
 
 
 def index_in_batch(targets: Sequence[Targets], image: Tensor, target: Tensor) -> Tensor:

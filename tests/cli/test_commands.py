@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +12,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from helpers.small_runs import small_config
-from uniquery.cli import build_parser, demo, main
+from uniquery import demo
+from uniquery.cli import COMMANDS, build_parser, main
 from uniquery.data.scenes import ScenesConfig
 from uniquery.masks import rle
 
@@ -41,6 +44,37 @@ def test_every_command_has_help_with_an_example(capsys):
             build_parser().parse_args([*name.split(), "--help"])
         assert stop.value.code == 0
         assert f"example:\n  uniquery {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["demo", "predict", "report"])
+def test_every_option_has_a_help_sentence_and_says_its_default(name):
+    parser = next(a for a in build_parser([name])._actions if a.choices).choices[name]
+    for action in parser._actions:
+        assert action.help, action
+        if action.option_strings and action.nargs != 0 and "--set" not in action.option_strings:
+            assert "(default: " in action.help, action
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], []])
+def test_what_needs_no_command_does_not_import_torch(arguments):
+    code = f"""
+import sys
+from uniquery.cli import main
+try:
+    main({arguments})
+except SystemExit:
+    pass
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in COMMANDS) or "--help" not in arguments
+
+
+def test_the_list_of_commands_is_that_of_the_modules(capsys):
+    """A command that is only listed shows the same sentence as one whose module was imported."""
+    assert build_parser().format_help() == build_parser([]).format_help()
+    assert list(COMMANDS) == list(next(a for a in build_parser()._actions if a.choices).choices)
 
 
 def test_a_run_leaves_everything_behind(trained):
@@ -341,7 +375,7 @@ def test_sweep_writes_json_and_refuses_what_it_cannot_do(trained, tmp_path, caps
 
 
 def test_the_demo(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(demo, "DEMO_SCENES", ScenesConfig(train_images=6, val_images=4, size=64, classes=3, crowding=4))
+    monkeypatch.setattr(demo, "SCENES", ScenesConfig(train_images=6, val_images=4, size=64, classes=3, crowding=4))
     settings = [
         "train={steps: 2, batch_size: 4, eval_every: 2, save_every: 2, log_every: 1}",
         "backbone={name: tiny, weights: random}",

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from uniquery.report.charts import Series, bar, line_chart, stacked_bar
-from uniquery.report.scales import points_of, smooth, span, thin, tick_texts, ticks, visible_range
+from uniquery.report.scales import as_points, axis_range, smooth, thin_out, tick_labels, ticks, visible_range
 
 
 def chart(*pairs, **options):
-    return line_chart([Series("curve", points_of(pairs), **options)], title="Title")
+    return line_chart([Series("curve", as_points(pairs), **options)], title="Title")
 
 
 def coordinates(path):
@@ -63,14 +63,14 @@ class TestLineChart:
         assert min(ys) > -1e4
 
     def test_names_are_escaped(self):
-        text = line_chart([Series("<b>&", points_of([(0, 1.0)]), tone=i) for i in range(2)], title="<script>")
+        text = line_chart([Series("<b>&", as_points([(0, 1.0)]), color=i) for i in range(2)], title="<script>")
         assert "<script>" not in text
         assert "<b>" not in text
         assert text.count("&lt;b&gt;&amp;") >= 4
 
-    def test_legend_lists_curves_but_not_faint_ones(self):
-        points = points_of([(0, 1.0), (1, 2.0)])
-        text = line_chart([Series("raw", points, faint=True), Series("a", points), Series("b", points)], title="t")
+    def test_legend_lists_curves_but_not_background_ones(self):
+        points = as_points([(0, 1.0), (1, 2.0)])
+        text = line_chart([Series("raw", points, background=True), Series("a", points), Series("b", points)], title="t")
         assert re.findall(r"</svg>(\w+)</li>", text) == ["a", "b"]
         assert "legend" not in chart((0, 1.0))
 
@@ -83,11 +83,11 @@ class TestScales:
         assert values[-1] >= high
         assert 3 <= len(values) <= 10
         assert np.allclose(np.diff(values), values[1] - values[0])
-        assert len(set(tick_texts(values))) == len(values)
+        assert len(set(tick_labels(values))) == len(values)
 
     def test_span_is_never_empty(self):
         for value in (0.0, 1.0, -1.0, 1e-300, 1e300):
-            low, high = span(value, value)
+            low, high = axis_range(value, value)
             assert low < high
 
     def test_smoothing_keeps_a_constant_and_gaps_and_lowers_noise(self):
@@ -107,7 +107,7 @@ class TestScales:
     def test_thinning_keeps_extremes_and_gaps(self):
         points = np.stack([np.arange(5000.0), np.zeros(5000)], 1)
         points[1234, 1], points[4321, 1], points[77, 1] = 9.0, -9.0, np.nan
-        thinned = thin(points, 100)
+        thinned = thin_out(points, 100)
         assert len(thinned) <= 110
         assert {9.0, -9.0} <= set(thinned[:, 1])
         assert np.isnan(thinned[:, 1]).any()
@@ -118,13 +118,13 @@ class TestScales:
 
 class TestBars:
     def test_missing_value_has_no_length(self):
-        assert 'class="fill tone0" width="0.00"' in bar(None, 10.0)
-        assert 'class="fill tone0" width="0.00"' in bar(5.0, 0.0)
+        assert 'class="fill color0" width="0.00"' in bar(None, 10.0)
+        assert 'class="fill color0" width="0.00"' in bar(5.0, 0.0)
 
     def test_parts_add_up(self):
-        text = stacked_bar([("data", 0.010), ("forward", 0.030)], most=0.080, width=800)
+        text = stacked_bar([("data", 0.010), ("forward", 0.030)], maximum=0.080, width=800)
         assert re.findall(r'x="([\d.]+)" width="([\d.]+)"', text) == [("0.0", "100.0"), ("100.0", "300.0")]
         assert "forward: 30.0 ms, 75%" in text
 
     def test_no_time_no_bar(self):
-        assert stacked_bar([("data", 0.0)], most=0.0) == ""
+        assert stacked_bar([("data", 0.0)], maximum=0.0) == ""

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -9,10 +10,10 @@ import pytest
 
 from uniquery.errors import UserError
 from uniquery.masks import rle
-from uniquery.report.drawings import Drawn
+from uniquery.report.drawings import LabeledMask
 from uniquery.report.page import Example, render, run_labels, write_report
-from uniquery.report.runs import load_run
-from uniquery.report.tables import compared
+from uniquery.report.runs import EvalLine, load_run
+from uniquery.report.tables import compare, headline_metrics
 
 EVIL = '<script>alert("1")</script>'
 METRICS = ["AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl"]
@@ -40,7 +41,7 @@ def make_run(folder, ap=30.0, classes=("cat", "dog"), config="seed: 1\n", steps=
 def example(name="one.jpg"):
     mask = np.zeros((30, 40), np.uint8)
     mask[5:20, 5:30] = 1
-    return Example(name, np.zeros((30, 40, 3), np.uint8), [Drawn(rle.encode(mask), "cat")], [])
+    return Example(name, np.zeros((30, 40, 3), np.uint8), [LabeledMask(rle.encode(mask), "cat")], [])
 
 
 class Page(HTMLParser):
@@ -72,7 +73,7 @@ class Page(HTMLParser):
 def test_one_run_shows_everything(tmp_path):
     run = make_run(tmp_path / "mine", ap=31.25)
     page = Page(render([(run, [example()])], "My title"))
-    wanted = {"My title", "31.2", "31.25", "Best AP", "Time trained", "Images seen", "Total loss", "cls", "mask"}
+    wanted = {"My title", "31.2", "31.25", "Best AP", "Training time", "Images seen", "Total loss", "cls", "mask"}
     wanted |= {"Learning rate", "Gradient norm", "cat", "dog", "one.jpg", "Ground truth", "Prediction", "1 instance"}
     wanted |= {"data", "10.0 ms", "25%", "whole step", "torch", "2.6", "seed: 1", "mine/config.yaml", "AR100"}
     assert wanted <= set(page.texts)
@@ -130,13 +131,28 @@ def test_two_runs_are_compared_with_the_first(tmp_path):
     assert "The configurations are the same." in render([(base, []), (base, [])], "t")
 
 
+def test_another_headline_than_ap(tmp_path):
+    make_run(tmp_path / "a")
+    metrics = {"PQ": 40.0, "SQ": 80.0, "RQ": 50.0, "PQth": 41.0}
+    line = {"kind": "eval", "step": 5, "weights": "ema", "metrics": metrics, "per_class": {"cat": 39.0}}
+    run = load_run(tmp_path / "a")
+    evaluation = EvalLine.model_validate(line)
+    object.__setattr__(evaluation, "headline", "PQ")
+    page = Page(render([(replace(run, evals=(evaluation,)), [])], "t"))
+    assert {"PQ", "SQ", "RQ", "PQth", "40.0", "Best PQ", "PQ of each class at the last evaluation, in percent."} <= {
+        *page.texts
+    }
+    assert "AP" not in page.texts
+    assert headline_metrics([evaluation]) == ("PQ", "SQ", "RQ")
+
+
 @pytest.mark.parametrize(
-    ("value", "first", "change", "sense"),
+    ("value", "first", "change", "verdict"),
     [(2.0, 1.0, "+1.00", "better"), (1.0, 2.0, "−1.00", "worse"), (1.0, 1.001, "±0.00", ""), (None, 1.0, "", "")],
 )
-def test_change_and_its_sense(value, first, change, sense):
-    cell = compared(value, first)
-    assert (cell.change, cell.sense) == (change, sense)
+def test_change_and_its_verdict(value, first, change, verdict):
+    cell = compare(value, first)
+    assert (cell.change, cell.verdict) == (change, verdict)
 
 
 def test_pictures_of_the_same_name_share_a_row(tmp_path):

@@ -5,6 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Collection
+from importlib import import_module
+
+from uniquery import __version__
+from uniquery.errors import UserError
 
 # Threads that wait by spinning make a step five times slower as soon as anything else runs on the machine; threads that
 # sleep at once are slow to wake for the next small operation. A short spin does neither. OpenMP reads this once, when
@@ -12,33 +17,47 @@ import sys
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-from uniquery import __version__
-from uniquery.cli import config, data, demo, diagnose, eval, predict, report, train  # noqa: A004 (named like its command)
-from uniquery.errors import UserError
-from uniquery.training.distributed import is_lost_connection
+# The name of each command is that of its module.
+COMMANDS = {
+    "demo": "make a data set of drawn scenes, train a segmenter on it without and with the method, and compare both",
+    "train": "train a segmenter on a COCO-format data set",
+    "eval": "score a model on a COCO data set, or a results json from anywhere",
+    "predict": "find instances in images: COCO json, label maps, overlays",
+    "diagnose": "measure whether queries respond to other images, and whether predictions follow transformations",
+    "report": "write one html page of curves, tables and pictures of a run, or compare several runs",
+    "config": "show or list configurations",
+    "data": "make, check or preview data",
+}
 
-COMMANDS = (demo, train, eval, predict, diagnose, report, config, data)
 
+def build_parser(names: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
+    """The parser of the command line.
 
-def build_parser() -> argparse.ArgumentParser:
-    """All commands and their options."""
+    Args:
+        names: the commands whose options it has; the others are only listed. Importing the module of a command also
+            imports torch, which takes seconds.
+    """
     parser = argparse.ArgumentParser(
         prog="uniquery", description="Train, evaluate and use query-based instance segmenters on COCO-format data."
     )
     parser.add_argument("--version", action="version", version=f"uniquery {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        command.add_parser(commands)
+    for name, sentence in COMMANDS.items():
+        if name in names:
+            import_module(f"uniquery.cli.{name}").add_parser(commands)
+        else:
+            commands.add_parser(name, help=sentence)
     return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a command: 0 done, 1 a check found something, 2 bad input, 130 interrupted."""
-    args = build_parser().parse_args(arguments)
+    """Runs a command: 0 done, 1 a check failed or another process ended, 2 bad input, 130 interrupted."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    args = build_parser(arguments).parse_args(arguments)
     try:
         return int(args.run(args) or 0)
     except UserError as error:
-        print(f"error{_of_process()}: {error}", file=sys.stderr)
+        print(f"error{_in_process()}: {error}", file=sys.stderr)
         return 2
     except PermissionError as error:
         print(f"error: No permission for {error.filename}: {error.strerror}.", file=sys.stderr)
@@ -47,12 +66,14 @@ def main(arguments: list[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except RuntimeError as error:
+        from uniquery.training.distributed import is_lost_connection
+
         if not is_lost_connection(error):
             raise
-        print(f"error{_of_process()}: Another process ended first; what it says is the cause.", file=sys.stderr)
+        print(f"error{_in_process()}: Another process ended first; its error message is the cause.", file=sys.stderr)
         return 1
 
 
-def _of_process() -> str:
-    """Which of torchrun's processes speaks, if there are several."""
+def _in_process() -> str:
+    """Which of torchrun's processes prints, if there are several."""
     return f" in process {os.environ['RANK']}" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""

@@ -15,9 +15,7 @@ from uniquery.training.config_files import shipped_configs
 
 
 def add_parser(commands: Any) -> None:
-    parser = command(
-        commands, "config", run_list, help="show or list configurations", example="uniquery config show demo"
-    )
+    parser = command(commands, "config", run_list, example="uniquery config show demo")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     show = command(
         actions,

@@ -21,7 +21,7 @@ from uniquery.data.scenes import ScenesConfig, make_scenes
 from uniquery.errors import ConfigError, did_you_mean
 from uniquery.files import make_folder, write_atomically
 from uniquery.masks import rle
-from uniquery.report.drawings import Drawn, grid, overlay, png_bytes
+from uniquery.report.drawings import LabeledMask, grid, overlay, png_bytes
 from uniquery.training.config import load_config
 from uniquery.training.config_files import parse_override
 
@@ -29,9 +29,7 @@ SHOWN = 8
 
 
 def add_parser(commands: Any) -> None:
-    parser = command(
-        commands, "data", run_check, help="make, check or preview data", example="uniquery data check train.json images"
-    )
+    parser = command(commands, "data", run_check, example="uniquery data check train.json images")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
 
     scenes = command(
@@ -138,7 +136,7 @@ def run_preview(args: argparse.Namespace) -> None:
             rng = np.random.default_rng([config.seed, max(epoch, 0), index])
             shown = sample if epoch < 0 else augment(sample, config.data.augment, rng)
             masks = [
-                Drawn(rle.encode(m.numpy()), data.classes[int(c)])
+                LabeledMask(rle.encode(m.numpy()), data.classes[int(c)])
                 for m, c in zip(shown.masks, shown.labels, strict=True)
             ]
             pictures.append(overlay(shown.image.permute(1, 2, 0).contiguous().numpy(), masks))

@@ -11,83 +11,36 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from uniquery.cli.diagnose import diagnose, response_picture
-from uniquery.cli.options import add_set, command, progress_bar, split_overrides
-from uniquery.cli.report import report_runs
-from uniquery.data.coco import CocoData
-from uniquery.data.scenes import ScenesConfig, make_scenes
-from uniquery.files import make_folder, write_atomically
-from uniquery.report.drawings import png_bytes
+from uniquery.cli.options import add_set, command, print_warning, progress_bar
+from uniquery.demo import make_demo_scenes, run_demo
 from uniquery.report.runs import load_run
 from uniquery.report.tables import number
-from uniquery.training.config import load_config
-from uniquery.training.config_files import Override
-from uniquery.training.loop import train
-from uniquery.training.run_folder import REPORT_FILE, RunFolder
-from uniquery.weights.model_file import load_model
-
-DEMO_SCENES = ScenesConfig(train_images=600, val_images=80)
-DIAGNOSED_IMAGES = 16
-# The paper's settings, but for a CPU: some of the queries on a part of the memory.
-OBJECTIVES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "unique-querying": {"inter": {"max_queries": 64, "negatives_per_step": 4096}, "equivariance": {}},
-}
 
 
 def add_parser(commands: Any) -> None:
-    parser = command(
-        commands,
-        "demo",
-        run,
-        help="draw a data set, train a segmenter on it without and with the algorithm, and write a page about both",
-        example="uniquery demo",
+    parser = command(commands, "demo", run, example="uniquery demo")
+    parser.add_argument(
+        "--data", type=Path, default=Path("data/scenes"), help="the folder of the drawn scenes (default: %(default)s)"
     )
-    parser.add_argument("--data", type=Path, default=Path("data/scenes"), help="where the drawn scenes go")
-    parser.add_argument("--output", type=Path, default=Path("runs"), help="where the demo's folder goes")
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs"), help="where the demo's folder is made (default: %(default)s)"
+    )
     add_set(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    began = time.perf_counter()
+    start = time.perf_counter()
     console = Console()
-    make_folder(args.data.parent)
     with progress_bar("drawing scenes", console) as progress:
-        files = make_scenes(args.data, DEMO_SCENES, progress)
-    splits = [
-        override
-        for split in ("train", "val")
-        for override in split_overrides(split, (files.annotations(split), files.images(split)))
-    ]
-    demo = _free_folder(args.output)
-    folders = []
-    for name, querying in OBJECTIVES.items():
-        console.rule(name)
-        place = [("output", str(demo)), ("name", name), ("querying", querying)]
-        folders.append(_trained([*splits, *place, *args.set], console))
-    page = report_runs(folders, demo / REPORT_FILE)
-    console.print(_summary(folders))
-    console.print(f"{(time.perf_counter() - began) / 60:.1f} minutes. Open {page} in a browser.")
-
-
-def _trained(overrides: Sequence[Override], console: Console) -> Path:
-    """A run's folder, with its diagnosis."""
-    config = load_config("demo", overrides)
-    folder = train(config, console=console)
-    run = RunFolder(folder)
-    model, card = load_model(run.last)
-    assert config.data.val is not None
-    data = CocoData(config.data.val.annotations, config.data.val.images)
-    figures, scenes = diagnose(model, card, data, DIAGNOSED_IMAGES)
-    run.write_diagnosis(figures)
-    if any(len(scene.queries) for scene in scenes):
-        write_atomically(run.response_file, png_bytes(response_picture(model, scenes)))
-    return folder
+        scenes = make_demo_scenes(args.data, progress)
+    demo = run_demo(scenes, args.output, args.set, console=console, warn=print_warning)
+    console.print(_summary(demo.runs))
+    print(f"{(time.perf_counter() - start) / 60:.1f} minutes. Open {demo.page} in a browser.")
 
 
 def _summary(folders: Sequence[Path]) -> Table:
     table = Table(
-        "objective", "mask AP", "AP50", "image forwards", "response to other images", title="On held-out scenes"
+        "objective", "mask AP", "AP50", "image forwards", "response to other images", title="On validation scenes"
     )
     for folder in folders:
         run = load_run(folder)
@@ -96,11 +49,3 @@ def _summary(folders: Sequence[Path]) -> Table:
         response = f"{100 * cross['mean']:.2f} %" if cross else "n/a"
         table.add_row(folder.name, *scores, f"{run.images:,}", response)
     return table
-
-
-def _free_folder(output: Path) -> Path:
-    """`demo`, or the first of `demo-2`, `demo-3`, … that is free: an earlier demo is kept."""
-    folder, number = output / "demo", 2
-    while folder.exists():
-        folder, number = output / f"demo-{number}", number + 1
-    return folder

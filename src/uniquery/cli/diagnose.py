@@ -35,7 +35,6 @@ def add_parser(commands: Any) -> None:
         commands,
         "diagnose",
         run,
-        help="measure what the method is about: do queries fire on other scenes, do predictions follow transformations",
         example="uniquery diagnose runs/cells --data val.json images --picture response.png",
     )
     parser.add_argument("model", type=Path, help="a run folder, a checkpoint folder or a model file")

@@ -33,7 +33,6 @@ def add_parser(commands: Any) -> None:
         commands,
         "eval",
         run,
-        help="score a model on a COCO data set, or a results json from anywhere",
         example="uniquery eval runs/cells --data val.json images --sweep-threshold",
     )
     parser.add_argument("model", nargs="?", type=Path, help="a run folder, a checkpoint folder or a model file")

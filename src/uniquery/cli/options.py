@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import Progress
 
-from uniquery.training.config_files import Override
+from uniquery.cli import COMMANDS
+
+if TYPE_CHECKING:
+    from uniquery.training.config_files import Override
 
 
 def command(
@@ -19,14 +23,15 @@ def command(
     name: str,
     run: Callable[[argparse.Namespace], int | None],
     *,
-    help: str,  # noqa: A002 (argparse's own word)
     example: str,
+    help: str | None = None,  # noqa: A002 (the name that argparse uses)
 ) -> argparse.ArgumentParser:
-    """A subcommand whose help ends with an example."""
+    """A parser of a command, whose help is by default that of `COMMANDS` and ends with an example."""
+    sentence = COMMANDS[name] if help is None else help
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
-        help=help,
-        description=help[0].upper() + help[1:] + ".",
+        help=sentence,
+        description=sentence[0].upper() + sentence[1:] + ".",
         epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -37,17 +42,30 @@ def command(
 def add_set(parser: argparse.ArgumentParser) -> None:
     """`--set a.b=c`."""
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override any setting, repeatable"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="set any setting, such as train.steps=100; can be repeated",
     )
 
 
-def add_split(parser: argparse.ArgumentParser, flag: str, help: str) -> None:  # noqa: A002 (argparse's own word)
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """`--device cuda`."""
+    parser.add_argument(
+        "--device",
+        default="auto",
+        help="where to compute: cpu, cuda, cuda:1, …; auto takes a GPU if there is one (default: %(default)s)",
+    )
+
+
+def add_split(parser: argparse.ArgumentParser, flag: str, help: str) -> None:  # noqa: A002 (the name that argparse uses)
     """`--flag ANNOTATIONS IMAGES`."""
     parser.add_argument(flag, nargs=2, type=Path, metavar=("ANNOTATIONS", "IMAGES"), help=help)
 
 
 def split_overrides(name: str, pair: Sequence[Path] | None) -> list[Override]:
-    """What `add_split` was given, as settings of `data.<name>`."""
+    """The values of an `add_split` option as settings of `data.<name>`; none if it was not given."""
     keys = ("annotations", "images")
     return [(f"data.{name}.{key}", str(path)) for key, path in zip(keys, pair or (), strict=False)]
 
@@ -70,7 +88,12 @@ def not_negative(text: str) -> int:
 
 @contextmanager
 def progress_bar(title: str, console: Console | None = None) -> Iterator[Callable[[int, int], None]]:
-    """A bar that is told (done, total)."""
+    """A progress bar; the function it gives is called with (done, total)."""
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def print_warning(sentence: str) -> None:
+    """Prints to stderr."""
+    print(f"warning: {sentence}", file=sys.stderr)

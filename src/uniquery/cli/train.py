@@ -8,13 +8,12 @@ from typing import Any
 
 from rich.console import Console
 
-from uniquery.cli.options import add_set, add_split, command, split_overrides
-from uniquery.cli.report import report_runs
+from uniquery.cli.options import add_set, add_split, command, print_warning, split_overrides
+from uniquery.report.build import build_report
 from uniquery.training.config import load_config
 from uniquery.training.config_files import Override
 from uniquery.training.distributed import is_main_process
 from uniquery.training.loop import train
-from uniquery.training.run_folder import RunFolder
 
 
 def add_parser(commands: Any) -> None:
@@ -22,29 +21,24 @@ def add_parser(commands: Any) -> None:
         commands,
         "train",
         run,
-        help="train a segmenter on a COCO-format data set",
         example="uniquery train condinst_lite0 --train train.json images --val val.json images --name cells",
     )
     parser.add_argument("config", help="a yaml file, or the name of a shipped configuration (uniquery config list)")
     add_split(parser, "--train", "training data: a COCO json and its image folder")
     add_split(parser, "--val", "validation data")
-    parser.add_argument("--name", help="name of the run's folder")
-    parser.add_argument("--output", type=Path, help="folder for run folders")
+    parser.add_argument("--name", help="of the run's folder")
+    parser.add_argument("--output", type=Path, help="where run folders go")
     parser.add_argument(
-        "--resume",
-        nargs="?",
-        const="must",
-        choices=("must", "auto"),
-        help="continue the run from its last checkpoint; auto: if there is one",
+        "--resume", nargs="?", const="must", choices=("must", "auto"), help="go on with the run; auto: if there is one"
     )
     add_set(parser)
 
 
 def overrides(args: argparse.Namespace) -> list[Override]:
-    """The options as overrides; `--set` comes last and wins."""
-    options: list[Override] = [*split_overrides("train", args.train), *split_overrides("val", args.val)]
-    options += [(key, str(getattr(args, key))) for key in ("name", "output") if getattr(args, key)]
-    return options + list(args.set)
+    """The options that stand for settings; `--set` comes last and wins."""
+    given: list[Override] = [*split_overrides("train", args.train), *split_overrides("val", args.val)]
+    given += [(key, str(getattr(args, key))) for key in ("name", "output") if getattr(args, key)]
+    return given + list(args.set)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -52,5 +46,5 @@ def run(args: argparse.Namespace) -> None:
     config = load_config(args.config, overrides(args))
     folder = train(config, resume="auto" if args.resume == "auto" else args.resume is not None, console=console)
     if is_main_process():
-        page = report_runs([folder], RunFolder(folder).report_file)
+        page = build_report([folder], warn=print_warning)
         console.print(f"Everything is in {folder}; open {page} in a browser.")

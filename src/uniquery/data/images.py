@@ -32,7 +32,7 @@ def read_image(path: Path) -> npt.NDArray[np.uint8]:
         DataError: the file is missing, not an image, cut off, needs more than 16 bits, or claims an absurd size.
     """
     with _opened(path) as image:
-        return _to_rgb(ImageOps.exif_transpose(image))
+        return rgb_array(image)
 
 
 def image_size(path: Path) -> tuple[int, int]:
@@ -92,7 +92,13 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         raise DataError(f"{path} is not a readable image: {_one_line(error)}.") from None
 
 
-def _to_rgb(image: Image.Image) -> npt.NDArray[np.uint8]:
+def rgb_array(image: Image.Image) -> npt.NDArray[np.uint8]:
+    """(H, W, 3) RGB of an open image of any mode, turned upright by its EXIF orientation.
+
+    Raises:
+        ValueError: its values do not fit 16 bits, as a part of a sentence. A broken file raises what pillow raises.
+    """
+    image = ImageOps.exif_transpose(image)
     if image.mode in _SIXTEEN_BIT:
         values = np.asarray(image).astype(np.float64)
         if values.min(initial=0) < 0 or values.max(initial=0) > 65535:

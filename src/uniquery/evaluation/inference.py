@@ -77,15 +77,7 @@ def coco_results(image_id: int, instances: Instances, category_ids: Sequence[int
         instances: of the image.
         category_ids: label → category id; None drops a class that the data set does not have.
     """
-    boxes = instances.boxes.clone()
-    boxes[:, 2:] -= boxes[:, :2]
-    for label, score, box, mask in zip(
-        instances.labels.tolist(), instances.scores.tolist(), boxes.tolist(), instances.rles, strict=True
-    ):
-        category = category_ids[label]
-        if category is not None:
-            rounded = [round(side, 2) for side in box]
-            yield {"image_id": image_id, "category_id": category, "segmentation": mask, "bbox": rounded, "score": score}
+    return instances.to_coco(image_id, category_ids)
 
 
 def category_ids_by_name(classes: Sequence[str], data: CocoData) -> list[int | None]:

@@ -1,72 +1,39 @@
-"""Colors for instances: far apart for the eye, the same on every run."""
+"""Colors for instances: the same in every picture, and neighbors in the list look very different."""
 
 from __future__ import annotations
 
-import colorsys
-from functools import lru_cache
-
-import numpy as np
-import numpy.typing as npt
-
 Color = tuple[int, int, int]
 
-# sRGB (linear) to the cone space of OKLab, and from there to lightness and two opponent axes (Ottosson, 2020).
-_TO_CONES = np.array(
-    [
-        [0.4122214708, 0.5363325363, 0.0514459929],
-        [0.2119034982, 0.6806995451, 0.1073969566],
-        [0.0883024619, 0.2817188376, 0.6299787005],
-    ]
+# Chosen one after another from 144 colors, each as far as possible in OKLab from those before it.
+# fmt: off
+COLORS: tuple[Color, ...] = (
+    (230, 46, 46), (25, 255, 25), (25, 25, 255), (128, 191, 255), (217, 25, 255), (16, 158, 63),
+    (255, 178, 25), (16, 111, 158), (111, 16, 158), (255, 128, 191), (128, 255, 212), (255, 255, 25),
+    (158, 111, 16), (158, 16, 87), (128, 128, 255), (16, 16, 158), (140, 25, 255), (255, 25, 179),
+    (16, 158, 158), (158, 158, 16), (25, 102, 255), (46, 230, 138), (158, 63, 16), (213, 128, 255),
+    (255, 102, 25), (255, 149, 128), (168, 230, 46), (158, 16, 158), (46, 168, 230), (46, 230, 230),
+    (255, 234, 128), (25, 140, 255), (191, 255, 128), (16, 63, 158), (255, 25, 102), (230, 138, 46),
+    (76, 46, 230), (63, 16, 158), (46, 199, 230), (255, 191, 128), (179, 25, 255), (158, 16, 40),
+    (230, 230, 46), (255, 25, 255), (16, 134, 158), (25, 255, 178), (230, 46, 138), (255, 128, 255),
 )
-_TO_LAB = np.array(
-    [
-        [0.2104542553, 0.7936177850, -0.0040720468],
-        [1.9779984951, -2.4285922050, 0.4505937099],
-        [0.0259040371, 0.7827717662, -0.8086757660],
-    ]
-)
-_DISTINCT = 48  # beyond this many, colors repeat: no eye tells more apart
+# fmt: on
 
 
 def color(index: int) -> Color:
-    """The color of the index-th thing: each is as far as can be from all before it.
+    """The color of the index-th instance; colors repeat after 48.
 
-    >>> color(0)
-    (230, 46, 46)
-    >>> color(0) == color(48)
-    True
+    >>> color(0), color(0) == color(48)
+    ((230, 46, 46), True)
     """
-    return _farthest_first()[index % _DISTINCT]
+    return COLORS[index % len(COLORS)]
 
 
-def ink_on(background: Color) -> Color:
-    """Black or white, whichever reads better.
+def text_color_on(background: Color) -> Color:
+    """Black on light backgrounds, white on dark ones.
 
-    >>> ink_on((255, 240, 0)), ink_on((0, 0, 160))
+    >>> text_color_on((255, 240, 0)), text_color_on((0, 0, 160))
     ((0, 0, 0), (255, 255, 255))
     """
-    lightness = _oklab(np.array([background]))[0, 0]
-    return (0, 0, 0) if lightness > 0.62 else (255, 255, 255)
-
-
-@lru_cache(maxsize=1)
-def _farthest_first() -> tuple[Color, ...]:
-    """Starting from a red, always the candidate that is farthest from everything taken."""
-    shades = [(0.8, 0.9), (0.9, 1.0), (0.5, 1.0), (0.9, 0.62)]
-    candidates = np.array(
-        [[round(255 * c) for c in colorsys.hsv_to_rgb(hue / 36, s, v)] for s, v in shades for hue in range(36)]
-    )
-    lab = _oklab(candidates)
-    taken = [0]
-    nearest = np.linalg.norm(lab - lab[0], axis=1)
-    while len(taken) < _DISTINCT:
-        taken.append(int(nearest.argmax()))
-        nearest = np.minimum(nearest, np.linalg.norm(lab - lab[taken[-1]], axis=1))
-    return tuple((int(r), int(g), int(b)) for r, g, b in candidates[taken])
-
-
-def _oklab(rgb: npt.NDArray[np.int_]) -> npt.NDArray[np.float64]:
-    """(N, 3) of 0..255 to OKLab, where distance is how different two colors look."""
-    linear = (rgb / 255.0) ** 2.2
-    lab: npt.NDArray[np.float64] = np.cbrt(linear @ _TO_CONES.T) @ _TO_LAB.T
-    return lab
+    red, green, blue = background
+    brightness = 0.299 * red + 0.587 * green + 0.114 * blue  # ITU-R BT.601
+    return (0, 0, 0) if brightness > 140 else (255, 255, 255)

@@ -1,4 +1,4 @@
-"""The tables of the page: numbers and their differences as text, configurations side by side."""
+"""The tables of the page: numbers and differences as text, configurations beside each other."""
 
 from __future__ import annotations
 
@@ -13,37 +13,23 @@ from uniquery.training.log import EvalLine, finite
 
 NOT_AVAILABLE = "n/a"
 
-_MEANINGS = {
-    "AP": "IoU 0.50 to 0.95",
-    "AP50": "IoU 0.50",
-    "AP75": "IoU 0.75",
-    "APs": "small, < 32² pixels",
-    "APm": "medium, 32² to 96²",
-    "APl": "large, > 96²",
-    "AR1": "1 per image",
-    "AR10": "10 per image",
-    "AR100": "100 per image",
-    "ARs": "small, < 32² pixels",
-    "ARm": "medium, 32² to 96²",
-    "ARl": "large, > 96²",
-}
-
+_COCO_METRICS = ("AP", "AP50", "AP75")  # of runs that have not been evaluated yet
 
 _CROSS_SCENE = {
-    "own": "response on the own instance, mean",
-    "mean": "on instances of other images, mean",
-    "p99": "on instances of other images, 99th percentile",
-    "above_half": "on instances of other images, share above 0.5",
+    "own": "response to its own instance, mean",
+    "mean": "response to instances of other images, mean",
+    "p99": "response to instances of other images, 99th percentile",
+    "above_half": "response to instances of other images, share above 0.5",
 }
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A text, and how it changed against the first column."""
+    """A text, and its difference to the first column."""
 
     text: str
     change: str = ""
-    sense: Literal["better", "worse", ""] = ""
+    verdict: Literal["better", "worse", ""] = ""
 
 
 @dataclass(frozen=True)
@@ -51,7 +37,7 @@ class Row:
     """A named row of a table.
 
     Attributes:
-        name: what the row is about.
+        name: of the row.
         cells: one for each column.
         note: a remark beside the name.
         bars: a chart of the row, if it has one.
@@ -64,12 +50,12 @@ class Row:
 
     @property
     def differs(self) -> bool:
-        """Whether its texts are not all the same."""
+        """Whether its cells have different texts."""
         return len({cell.text for cell in self.cells}) > 1
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """A number with its thousands set apart, or n/a.
+    """A number with commas between thousands, or n/a.
 
     >>> number(36.205), number(None), number(float("nan")), number(48000, 0)
     ('36.20', 'n/a', 'n/a', '48,000')
@@ -78,24 +64,24 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A length of time in its two largest units.
+    """A time in its two largest units.
 
     >>> duration(42.4), duration(754), duration(8040), duration(200000)
     ('42 s', '12 min 34 s', '2 h 14 min', '2 d 7 h')
     """
-    left = round(seconds)
+    rest = round(seconds)
     for unit, name, small, small_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if left >= unit:
-            return f"{left // unit} {name} {left % unit // small} {small_name}"
-    return f"{left} s"
+        if rest >= unit:
+            return f"{rest // unit} {name} {rest % unit // small} {small_name}"
+    return f"{rest} s"
 
 
-def compared(value: float | None, first: float | None, *, less_is_better: bool = False) -> Cell:
-    """A metric in percent, and its difference to the first run's.
+def compare(value: float | None, first: float | None, *, lower_is_better: bool = False) -> Cell:
+    """A metric in percent, and its difference to that of the first run.
 
-    >>> compared(37.5, 36.0)
-    Cell(text='37.50', change='+1.50', sense='better')
-    >>> compared(35.999, 36.0).change, compared(None, 36.0).change
+    >>> compare(37.5, 36.0)
+    Cell(text='37.50', change='+1.50', verdict='better')
+    >>> compare(35.999, 36.0).change, compare(None, 36.0).change
     ('±0.00', '')
     """
     if (value := finite(value)) is None or (first := finite(first)) is None:
@@ -104,49 +90,79 @@ def compared(value: float | None, first: float | None, *, less_is_better: bool =
     if not change:
         return Cell(number(value), "±0.00")
     return Cell(
-        number(value), f"{change:+.2f}".replace("-", "−"), "worse" if (change > 0) is less_is_better else "better"
+        number(value), f"{change:+.2f}".replace("-", "−"), "worse" if (change > 0) is lower_is_better else "better"
     )
 
 
-def metric_rows(evals: Sequence[EvalLine | None], compare: bool) -> list[Row]:
+def headline(evals: Sequence[EvalLine | None]) -> str:
+    """The name of the metric that counts most: the one that an evaluation names, else AP."""
+    return next((str(getattr(e, "headline", "AP")) for e in evals if e), "AP")
+
+
+def headline_metrics(evals: Sequence[EvalLine | None]) -> tuple[str, ...]:
+    """The headline metric and the two that follow it in the evaluations, such as AP, AP50 and AP75."""
+    names = list(dict.fromkeys(name for e in evals if e for name in e.metrics)) or list(_COCO_METRICS)
+    first = headline(evals)
+    return tuple(names[names.index(first) :][:3]) if first in names else (first,)
+
+
+def metric_rows(evals: Sequence[EvalLine | None], compare_runs: bool) -> list[Row]:
     """A row for each metric, a column for each evaluation; differences are to the first."""
-    names = list(_MEANINGS) + [name for e in evals if e for name in e.metrics if name not in _MEANINGS]
     rows = []
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys(name for e in evals if e for name in e.metrics):
         values = [e.metric(name) if e else None for e in evals]
-        rows.append(Row(name, _cells(values, compare), _MEANINGS.get(name, "")))
+        rows.append(Row(name, _cells(values, compare_runs), _metric_note(name)))
     return rows
 
 
-def class_rows(evals: Sequence[EvalLine | None], compare: bool) -> list[Row]:
+def _metric_note(name: str) -> str:
+    """What a metric of COCO measures; empty for other metrics."""
+    notes = {
+        "AP": "IoU 0.50 to 0.95",
+        "AP50": "IoU 0.50",
+        "AP75": "IoU 0.75",
+        "APs": "small, < 32² pixels",
+        "APm": "medium, 32² to 96²",
+        "APl": "large, > 96²",
+        "AR1": "1 per image",
+        "AR10": "10 per image",
+        "AR100": "100 per image",
+        "ARs": "small, < 32² pixels",
+        "ARm": "medium, 32² to 96²",
+        "ARl": "large, > 96²",
+    }
+    return notes.get(name, "")
+
+
+def class_rows(evals: Sequence[EvalLine | None], compare_runs: bool) -> list[Row]:
     """A row for each class, best of the first run first and n/a last; the note is its number of instances."""
-    per_class = [{name: finite(ap) for name, ap in e.per_class.items()} if e else {} for e in evals]
+    per_class = [{name: finite(value) for name, value in e.per_class.items()} if e else {} for e in evals]
     counts = {name: count for e in reversed(evals) if e for name, count in e.instances.items()}
-    most = max((ap for aps in per_class for ap in aps.values() if ap is not None), default=0.0)
+    maximum = max((value for run in per_class for value in run.values() if value is not None), default=0.0)
 
     def rank(name: str) -> tuple[float, str]:
-        ap = per_class[0].get(name)
-        return (-ap if ap is not None else 1.0, name)
+        value = per_class[0].get(name)
+        return (-value if value is not None else 1.0, name)
 
     rows = []
-    for name in sorted({name for aps in per_class for name in aps}, key=rank):
-        values = [aps.get(name) for aps in per_class]
-        bars = Markup("").join(bar(value, most, tone) for tone, value in enumerate(values))
-        rows.append(Row(name, _cells(values, compare), number(counts.get(name), 0), bars))
+    for name in sorted({name for run in per_class for name in run}, key=rank):
+        values = [run.get(name) for run in per_class]
+        bars = Markup("").join(bar(value, maximum, color) for color, value in enumerate(values))
+        rows.append(Row(name, _cells(values, compare_runs), number(counts.get(name), 0), bars))
     return rows
 
 
 def diagnosis_rows(diagnoses: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """In percent: how queries respond to their own and to other images, and how far masks are from following g."""
+    """In percent: the response of queries to their own and to other images, and how far masks are from equivariant."""
     crosses = [d.get("cross_scene") or {} for d in diagnoses]
     rows = [
-        Row(name, _cells([_percent(c.get(key)) for c in crosses], True, less_is_better=key != "own"))
+        Row(name, _cells([_percent(c.get(key)) for c in crosses], True, lower_is_better=key != "own"))
         for key, name in _CROSS_SCENE.items()
     ]
     errors = [d.get("equivariance") or {} for d in diagnoses]
-    for family in dict.fromkeys(name for one in errors for name in one):
-        values = [_percent((one.get(family) or {}).get("mask_error")) for one in errors]
-        rows.append(Row(f"masks that do not follow: {family}", _cells(values, True, less_is_better=True), "1 − IoU"))
+    for transform in dict.fromkeys(name for error in errors for name in error):
+        values = [_percent((error.get(transform) or {}).get("mask_error")) for error in errors]
+        rows.append(Row(f"mask error after {transform}", _cells(values, True, lower_is_better=True), "1 − IoU"))
     return rows
 
 
@@ -154,14 +170,14 @@ def _percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
 
 
-def _cells(values: Sequence[float | None], compare: bool, *, less_is_better: bool = False) -> tuple[Cell, ...]:
+def _cells(values: Sequence[float | None], compare_runs: bool, *, lower_is_better: bool = False) -> tuple[Cell, ...]:
     first, *others = values
-    cells = (compared(v, first, less_is_better=less_is_better) if compare else Cell(number(v)) for v in others)
+    cells = (compare(v, first, lower_is_better=lower_is_better) if compare_runs else Cell(number(v)) for v in others)
     return (Cell(number(first)), *cells)
 
 
 def text_rows(columns: Sequence[Mapping[str, str]]) -> list[Row]:
-    """A row for each name in any of the columns, in the order they first appear; a dash where it is missing.
+    """A row for each name of any column, in the order of their first appearance; a dash where it is missing.
 
     >>> [(row.name, row.differs) for row in text_rows([{"lr": "0.1", "seed": "1"}, {"lr": "0.2", "seed": "1"}])]
     [('lr', True), ('seed', False)]
@@ -172,10 +188,10 @@ def text_rows(columns: Sequence[Mapping[str, str]]) -> list[Row]:
 
 def phase_rows(phases: Sequence[Mapping[str, float]]) -> list[Row]:
     """Milliseconds and share of each phase of a step, a column for each run, and their sums."""
-    names = list(dict.fromkeys(name for one in phases for name in one))
-    totals = [sum(one.values()) for one in phases]
+    names = list(dict.fromkeys(name for run in phases for name in run))
+    totals = [sum(run.values()) for run in phases]
     rows = [
-        Row(name, tuple(_milliseconds(one.get(name), total) for one, total in zip(phases, totals, strict=True)))
+        Row(name, tuple(_milliseconds(run.get(name), total) for run, total in zip(phases, totals, strict=True)))
         for name in names
     ]
     return [*rows, Row("whole step", tuple(_milliseconds(total, total) for total in totals))] if rows else []

@@ -1,0 +1,100 @@
+"""The demo: drawn scenes, a small segmenter trained on them without and with the method, and a page about both."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from uniquery.cli.diagnose import diagnose, response_picture
+from uniquery.data.coco import CocoData
+from uniquery.data.scenes import SceneFiles, ScenesConfig, make_scenes
+from uniquery.evaluation.inference import Progress
+from uniquery.files import make_folder, write_atomically
+from uniquery.model import load
+from uniquery.report.build import build_report
+from uniquery.report.drawings import png_bytes
+from uniquery.training.config import load_config
+from uniquery.training.config_files import Override
+from uniquery.training.loop import train
+from uniquery.training.run_folder import REPORT_FILE, RunFolder
+
+SCENES = ScenesConfig(train_images=600, val_images=80)
+DIAGNOSED_IMAGES = 16
+# Run name → settings of `querying`. Less than the paper's settings, for a CPU: some of the queries, on a part of the
+# memory.
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "unique-querying": {"inter": {"max_queries": 64, "negatives_per_step": 4096}, "equivariance": {}},
+}
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo wrote: a run folder for each objective, and the page."""
+
+    runs: tuple[Path, ...]
+    page: Path
+
+
+def make_demo_scenes(folder: Path, progress: Progress = lambda *_: None) -> SceneFiles:
+    """Draws the demo's data set, or takes the one that is there."""
+    make_folder(folder.parent)
+    return make_scenes(folder, SCENES, progress)
+
+
+def run_demo(
+    scenes: SceneFiles,
+    output: Path,
+    overrides: Sequence[Override] = (),
+    *,
+    console: Console | None = None,
+    warn: Callable[[str], object] = warnings.warn,
+) -> Demo:
+    """Trains and diagnoses a run for each objective, and writes a page that compares them.
+
+    Args:
+        scenes: the data.
+        output: the folder in which a folder `demo` is made, or `demo-2`, … if there is one already.
+        overrides: of the configuration `demo`.
+        console: where the training prints.
+        warn: called with a sentence if pictures of the page cannot be drawn.
+    """
+    console = Console(quiet=True) if console is None else console
+    folder = _new_folder(output)
+    splits: list[Override] = [
+        (f"data.{split}", {"annotations": str(scenes.annotations(split)), "images": str(scenes.images(split))})
+        for split in ("train", "val")
+    ]
+    runs = []
+    for name, querying in OBJECTIVES.items():
+        console.rule(name)
+        place: list[Override] = [("output", str(folder)), ("name", name), ("querying", querying)]
+        runs.append(_train_and_diagnose([*splits, *place, *overrides], console))
+    return Demo(tuple(runs), build_report(runs, folder / REPORT_FILE, warn=warn))
+
+
+def _train_and_diagnose(overrides: Sequence[Override], console: Console) -> Path:
+    config = load_config("demo", overrides)
+    folder = train(config, console=console)
+    run = RunFolder(folder)
+    model = load(run.last, device="cpu")
+    assert config.data.val is not None
+    data = CocoData(config.data.val.annotations, config.data.val.images)
+    figures, scenes = diagnose(model.segmenter, model.info, data, DIAGNOSED_IMAGES)
+    run.write_diagnosis(figures)
+    if any(len(scene.queries) for scene in scenes):
+        write_atomically(run.response_file, png_bytes(response_picture(model.segmenter, scenes)))
+    return folder
+
+
+def _new_folder(output: Path) -> Path:
+    """`demo`, or the first of `demo-2`, `demo-3`, … that does not exist: an earlier demo is kept."""
+    folder, number = output / "demo", 2
+    while folder.exists():
+        folder, number = output / f"demo-{number}", number + 1
+    return folder

@@ -1,0 +1,127 @@
+"""A trained model as Python users have it: load it, predict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+
+from uniquery.data.coco import Category
+from uniquery.data.image_input import ImageInput, as_rgb_array
+from uniquery.errors import ConfigError
+from uniquery.evaluation.inference import predict_image
+from uniquery.parallel import choose_device
+from uniquery.querying.contract import Segmenter
+from uniquery.structures import Instances
+from uniquery.weights.model_file import ModelInfo, load_model
+
+SCORE_THRESHOLD = 0.5
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Model:
+    """A trained segmenter with its classes and its test size.
+
+    Attributes:
+        segmenter: the `nn.Module`, in eval mode.
+        info: its settings, categories and test size, from the model file.
+    """
+
+    segmenter: Segmenter[Any, Any, Any]
+    info: ModelInfo
+
+    @property
+    def categories(self) -> tuple[Category, ...]:
+        """COCO id and name of each class, by label."""
+        return self.info.categories
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The name of each class, by label."""
+        return tuple(category.name for category in self.categories)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.segmenter.parameters()).device
+
+    def __repr__(self) -> str:
+        return f"Model({self.info.model.name}, {len(self.classes)} classes, {self.device})"
+
+    @overload
+    def predict(
+        self,
+        image: ImageInput,
+        *,
+        score_threshold: float = ...,
+        mask_threshold: float | None = ...,
+        short: int | None = ...,
+    ) -> Instances: ...
+
+    @overload
+    def predict(
+        self,
+        image: list[Any] | tuple[ImageInput, ...],  # lists are invariant: list[Path] is no list[ImageInput]
+        *,
+        score_threshold: float = ...,
+        mask_threshold: float | None = ...,
+        short: int | None = ...,
+    ) -> list[Instances]: ...
+
+    def predict(
+        self,
+        image: ImageInput | list[Any] | tuple[ImageInput, ...],
+        *,
+        score_threshold: float = SCORE_THRESHOLD,
+        mask_threshold: float | None = None,
+        short: int | None = None,
+    ) -> Instances | list[Instances]:
+        """The instances of an image, best first; masks and boxes have the size of the image.
+
+        Args:
+            image: a path, a PIL image, an (H, W, 3) or (H, W) uint8 array or a (3, H, W) uint8 tensor in RGB;
+                or a list or tuple of them.
+            score_threshold: the smallest score.
+            mask_threshold: the smallest probability of a mask's pixel, by default the model's own.
+            short: the short side in pixels to which the image is resized, by default the model's own test size.
+
+        Returns:
+            The instances of one image, or a list of them for a list.
+
+        Raises:
+            DataError: an image cannot be read, or has another shape or dtype.
+            ConfigError: `short` is less than 1.
+        """
+        if isinstance(image, list | tuple):
+            return [
+                self.predict(one, score_threshold=score_threshold, mask_threshold=mask_threshold, short=short)
+                for one in image
+            ]
+        size = self.info.test_size
+        if short is not None and short < 1:
+            raise ConfigError(f"short is the short side of an image in pixels, at least 1, not {short}.")
+        instances = predict_image(
+            self.segmenter,
+            as_rgb_array(image),
+            size.short if short is None else short,
+            size.longest,
+            mask_threshold=mask_threshold,
+        )
+        kept = instances[instances.scores >= score_threshold]
+        return replace(kept, classes=self.classes, category_ids=tuple(category.id for category in self.categories))
+
+
+def load(path: str | Path, *, device: str = "auto") -> Model:
+    """A trained model, ready to predict.
+
+    Args:
+        path: a run folder (its best model), a checkpoint folder or a model file.
+        device: a torch device; `auto` takes a GPU if there is one.
+
+    Raises:
+        CheckpointError: there is no model, or it cannot be read.
+        ConfigError: the device is not usable.
+    """
+    return Model(*load_model(path, choose_device(device)))

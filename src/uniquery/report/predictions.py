@@ -1,0 +1,109 @@
+"""Predictions of many image files, written as COCO json, label maps and overlays."""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from uniquery.data.images import SUFFIXES, read_image
+from uniquery.errors import UserError
+from uniquery.evaluation.inference import Progress
+from uniquery.files import make_folder, write_atomically
+from uniquery.model import SCORE_THRESHOLD, Model
+from uniquery.report.drawings import label_map, labeled_masks, overlay, png_bytes
+
+Format = Literal["json", "png", "overlay"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+
+
+def find_images(inputs: Sequence[str | Path]) -> list[Path]:
+    """The image files that files, folders (with their subfolders) and glob patterns name, each once, in order.
+
+    Raises:
+        UserError: an input names no image.
+    """
+    images: dict[Path, None] = {}
+    for given in inputs:
+        files = list(_expand(given))
+        if not files:
+            raise UserError(f"No image at '{given}': give an image file, a folder with images or a glob pattern.")
+        images.update(dict.fromkeys(files))
+    return list(images)
+
+
+def _expand(given: str | Path) -> Iterator[Path]:
+    path = Path(given)
+    if path.is_dir():
+        yield from sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
+    elif path.is_file():
+        yield path
+    else:
+        matches = map(Path, glob.glob(str(given), recursive=True))  # noqa: PTH207 (Path.glob refuses absolute patterns)
+        yield from sorted(p for p in matches if p.suffix.lower() in SUFFIXES)
+
+
+def write_predictions(
+    model: Model,
+    files: Sequence[Path],
+    output: Path,
+    *,
+    formats: Collection[Format] = FORMATS,
+    score_threshold: float = SCORE_THRESHOLD,
+    mask_threshold: float | None = None,
+    short: int | None = None,
+    progress: Progress = lambda *_: None,
+) -> int:
+    """Predicts each file and writes the results into a folder.
+
+    Args:
+        model: what predicts.
+        files: image files.
+        output: the folder; made if missing.
+        formats: `json` writes COCO results (results.json) with their images and categories (images.json), `png` a
+            16-bit label map for each image, `overlay` each image with its instances drawn over it.
+        score_threshold: as for `Model.predict`.
+        mask_threshold: as for `Model.predict`.
+        short: as for `Model.predict`.
+        progress: called with (done, total) after each file.
+
+    Returns:
+        The number of instances.
+
+    Raises:
+        UserError: a file cannot be read, or the folder not written.
+    """
+    make_folder(output)
+    names = _output_names(files)
+    images: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    for image_id, (file, name) in enumerate(zip(files, names, strict=True), start=1):
+        image = read_image(file)
+        instances = model.predict(image, score_threshold=score_threshold, mask_threshold=mask_threshold, short=short)
+        height, width = instances.size
+        images.append({"id": image_id, "file_name": str(file), "width": width, "height": height})
+        results += instances.to_coco(image_id)
+        masks = labeled_masks(instances)
+        if "png" in formats:
+            write_atomically(output / f"{name}.labels.png", png_bytes(label_map(masks, instances.size)))
+        if "overlay" in formats:
+            write_atomically(output / f"{name}.overlay.png", png_bytes(overlay(image, masks)))
+        progress(image_id, len(files))
+    if "json" in formats:
+        categories = [{"id": category.id, "name": category.name} for category in model.categories]
+        write_atomically(output / "results.json", json.dumps(results))
+        write_atomically(output / "images.json", json.dumps({"images": images, "categories": categories}))
+    return len(results)
+
+
+def _output_names(files: Sequence[Path]) -> list[str]:
+    """A name for each file's pictures: its stem, with a number where an earlier file has the same one."""
+    names: dict[str, None] = {}
+    for file in files:
+        name, number = file.stem, 2
+        while name in names:
+            name, number = f"{file.stem}-{number}", number + 1
+        names[name] = None
+    return list(names)

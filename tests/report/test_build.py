@@ -1,0 +1,56 @@
+"""A run folder becomes a page; images that cannot be drawn cost only the images."""
+
+import shutil
+
+import pytest
+
+import uniquery
+from helpers.small_runs import small_config
+from uniquery.errors import UserError
+from uniquery.report.build import build_report, read_examples
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, scenes):
+    return uniquery.train(uniquery.load_config(small_config(tmp_path_factory.mktemp("run"), scenes)))
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    return shutil.copytree(run, tmp_path / "copy")
+
+
+def test_the_page_is_in_the_first_folder_unless_said_otherwise(copy, tmp_path):
+    assert build_report([copy, copy]) == copy / "report.html"
+    assert build_report([copy], tmp_path / "new" / "page.html") == tmp_path / "new" / "page.html"
+    assert "<svg" in (tmp_path / "new" / "page.html").read_text()
+
+
+def test_examples_are_validation_images_with_their_instances(run, scenes):
+    examples = read_examples(run)
+    assert [example.name for example in examples] == sorted(path.name for path in scenes.images("val").iterdir())
+    assert all(example.truth for example in examples)
+    assert all(mask.score >= 0.5 for example in examples for mask in example.predicted)
+
+
+@pytest.mark.parametrize("file", ["predictions.json", "config.yaml"])
+def test_without_predictions_or_configuration_there_are_no_examples(copy, file):
+    (copy / file).unlink()
+    assert read_examples(copy) == []
+    assert build_report([copy]).is_file()
+
+
+def test_data_that_is_gone_is_a_warning(copy):
+    config = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(config.replace("val.json", "gone.json"))
+    sentences = []
+    assert read_examples(copy, warn=sentences.append) == []
+    assert len(sentences) == 1
+    assert f"The report of {copy} has no pictures" in sentences[0]
+    with pytest.warns(UserWarning, match="no pictures"):
+        assert build_report([copy]).is_file()
+
+
+def test_a_folder_without_a_run(tmp_path):
+    with pytest.raises(UserError, match=r"metrics\.jsonl"):
+        build_report([tmp_path])

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from uniquery.data.augment import Sample
 from uniquery.data.batch import Batch
 from uniquery.evaluation.diagnose import FAMILIES, Scene, cross_scene_response, equivariance_error, read_scenes
 from uniquery.masks import rle
@@ -200,13 +201,13 @@ class TestReadScenes:
         image_ids = (7, 8)
 
         def load(self, index):
-            image = torch.zeros(64, 96, 3, dtype=torch.uint8)
-            image[:, 16:48] = 204
+            image = torch.zeros(3, 64, 96, dtype=torch.uint8)
+            image[..., 16:48] = 204
             mask = torch.zeros(1, 64, 96, dtype=torch.uint8)
             mask[:, :, 16:48] = 1
             if index:  # whose instance is twice as wide as what is bright
                 mask[:, :, 16:80] = 1
-            return image.numpy(), mask, torch.zeros(1, dtype=torch.int64)
+            return Sample(image, mask, torch.zeros(1, dtype=torch.int64))
 
     def test_own_responses_pixels_and_findings(self):
         first, second = read_scenes(Toy(), self.Data(), 64, 96, [0, 1])

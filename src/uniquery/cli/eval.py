@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from uniquery.cli.options import add_split, command, not_negative, positive, progress_bar
-from uniquery.data.batch import EvaluationItems
+from uniquery.data.batch import EvaluationSamples
 from uniquery.data.coco import CocoData
 from uniquery.errors import UserError
 from uniquery.evaluation import Metrics, class_table, evaluate, table
@@ -123,7 +123,7 @@ def _predict(
 ) -> dict[float | None, list[dict[str, Any]]]:
     ids = category_ids_by_name([c.name for c in card.categories], data)
     results: dict[float | None, list[dict[str, Any]]] = {t: [] for t in thresholds}
-    items = EvaluationItems(data, card.test_size.short, card.test_size.longest)
+    items = EvaluationSamples(data, card.test_size.short, card.test_size.longest)
     with progress_bar("predicting", console) as progress:
         predictions = predict_data(model, items, thresholds=thresholds, workers=args.workers, progress=progress)
         for image_id, versions in predictions:

@@ -72,7 +72,7 @@ def _examples(config: Config, results: list[dict[str, Any]]) -> list[Example]:
     spread = range(0, len(val), max(1, len(val) // PICTURES))
     pictures = []
     for index in list(spread)[:PICTURES]:
-        truth = [Drawn(mask, val.classes[label]) for label, mask in val.rles(index)]
+        truth = [Drawn(mask, val.classes[label]) for label, mask in val.instances(index)]
         found = [
             Drawn(r["segmentation"], names[r["category_id"]], r["score"])
             for r in by_image[int(val.image_ids[index])]

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from uniquery.data.augment import Sample, image_only
 from uniquery.data.coco_json import find_problems, read_json
 from uniquery.data.images import check_image_root, inside_root, is_file, read_image
 from uniquery.errors import DataError, did_you_mean
@@ -35,15 +36,22 @@ class CocoData:
         images: the folder its file names are relative to.
         classes: names of the classes to use, in the order of their labels; None takes all, by id.
         keep_empty: whether images without instances stay, as negatives.
+        ignore_crowd: whether `load` marks crowd regions as not valid; otherwise they are background.
 
     Raises:
         DataError: anything that would make training go wrong, in one sentence.
     """
 
     def __init__(
-        self, annotations: Path, images: Path, *, classes: Sequence[str] | None = None, keep_empty: bool = True
+        self,
+        annotations: Path,
+        images: Path,
+        *,
+        classes: Sequence[str] | None = None,
+        keep_empty: bool = True,
+        ignore_crowd: bool = True,
     ) -> None:
-        self.annotations, self.image_root = Path(annotations), Path(images)
+        self.annotations, self.image_root, self.ignore_crowd = Path(annotations), Path(images), ignore_crowd
         raw = read_json(self.annotations)
         if "annotations" not in raw:
             raise DataError(f"{annotations} has no 'annotations', which training and evaluation need.")
@@ -108,23 +116,40 @@ class CocoData:
             total = zlib.crc32(column.numpy().data, total)
         return self._masks.checksum(self._names.checksum(total))
 
-    def rles(self, index: int) -> list[tuple[int, rle.Rle]]:
+    def instances(self, index: int) -> list[tuple[int, rle.Rle]]:
         """(label, run lengths) of the non-crowd instances of an image."""
-        size = self.sizes[index].tolist()
-        span = range(int(self.starts[index]), int(self.starts[index + 1]))
-        return [(int(self.labels[a]), {"size": size, "counts": self._masks[a]}) for a in span if not self.crowd[a]]
+        span = self._annotations_of(index)
+        return [(int(self.labels[a]), self._mask(index, a)) for a in span if not self.crowd[a]]
 
-    def load(self, index: int) -> tuple[npt.NDArray[np.uint8], Tensor, Tensor]:
-        """An image (H, W, 3), its instances' masks (K, H, W) uint8 and labels (K,); crowd and empty ones left out.
+    def load(self, index: int) -> Sample:
+        """An image and its non-crowd instances.
 
         Raises:
             DataError: naming the file and its first annotation.
         """
-        image = self.read(index)
-        pairs = self.rles(index)
-        masks = [torch.from_numpy(rle.decode(mask)) for _, mask in pairs]
-        stacked = torch.stack(masks) if masks else torch.zeros(0, *image.shape[:2], dtype=torch.uint8)
-        return image, stacked, torch.tensor([label for label, _ in pairs], dtype=torch.int64)
+        sample = image_only(self.read(index))
+        instances = self.instances(index)
+        masks = [torch.from_numpy(rle.decode(mask)) for _, mask in instances]
+        stacked = torch.stack(masks) if masks else sample.masks
+        labels = torch.tensor([label for label, _ in instances], dtype=torch.int64)
+        return Sample(sample.image, stacked, labels, self._valid(index, stacked) if self.ignore_crowd else None)
+
+    def _valid(self, index: int, masks: Tensor) -> Tensor | None:
+        """(H, W) uint8, 0 in crowd regions; instances (K, H, W) inside them stay valid. None without crowd regions."""
+        crowd = [self._mask(index, a) for a in self._annotations_of(index) if self.crowd[a]]
+        if not crowd:
+            return None
+        valid = torch.ones(masks.shape[1:], dtype=torch.uint8)
+        for mask in crowd:
+            valid[torch.from_numpy(rle.decode(mask)).bool()] = 0
+        valid[masks.any(0).bool()] = 1
+        return valid
+
+    def _annotations_of(self, index: int) -> range:
+        return range(int(self.starts[index]), int(self.starts[index + 1]))
+
+    def _mask(self, index: int, annotation: int) -> rle.Rle:
+        return {"size": self.sizes[index].tolist(), "counts": self._masks[annotation]}
 
     def read(self, index: int) -> npt.NDArray[np.uint8]:
         """An image (H, W, 3), which has the size that the annotations say."""

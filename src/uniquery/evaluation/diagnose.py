@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from uniquery.data.augment import resize, resized_size
-from uniquery.data.batch import Batch, Item, collate, load_sample
+from uniquery.data.batch import Batch, LoadedSample, collate
 from uniquery.data.coco import CocoData
 from uniquery.querying import Segmenter, Transform, instance_balanced, sample_pixels
 from uniquery.querying.equivariance import feature_equivariance, view_of
@@ -96,9 +96,9 @@ def read_scenes(
     torch.manual_seed(0)  # a segmenter may draw which of too many queries it takes
     scenes = []
     for index in indices:
-        sample = load_sample(data, index)
+        sample = data.load(index)
         resized = resize(sample, resized_size(*sample.size, short, longest)).without_empty()
-        batch = collate([Item(resized, int(data.image_ids[index]), sample.size)])
+        batch = collate([LoadedSample(resized, int(data.image_ids[index]), sample.size)])
         assert isinstance(batch, Batch)
         batch = batch.to(device)
         outputs = model(batch.images)

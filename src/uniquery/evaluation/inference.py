@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
 
-from uniquery.data.augment import resize, resized_size
-from uniquery.data.batch import Batch, EvaluationItems, Item, collate, image_only, raise_errors
+from uniquery.data.augment import image_only, resize, resized_size
+from uniquery.data.batch import Batch, EvaluationSamples, LoadedSample, collate, raise_errors
 from uniquery.data.coco import CocoData
 from uniquery.querying.contract import Segmenter
 from uniquery.signals import ignore_signals
@@ -23,7 +23,7 @@ Progress = Callable[[int, int], None]
 @torch.inference_mode()
 def predict_data(
     model: Segmenter[Any, Any, Any],
-    items: EvaluationItems,
+    items: EvaluationSamples,
     *,
     thresholds: Sequence[float | None] = (None,),
     batch_size: int = 1,
@@ -63,7 +63,7 @@ def predict_image(
 ) -> Instances:
     """The instances of one (H, W, 3) image, at its own size; the model sees it with the given short side."""
     sample = image_only(image)
-    batch = collate([Item(resize(sample, resized_size(*sample.size, short, longest)), 0, sample.size)])
+    batch = collate([LoadedSample(resize(sample, resized_size(*sample.size, short, longest)), 0, sample.size)])
     assert isinstance(batch, Batch)
     device = next(model.parameters()).device
     return model.predict(model(batch.images.to(device)), [sample.size], mask_threshold=mask_threshold)[0]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from uniquery.data.batch import Batch, TrainingItems, collate, raise_errors
+from uniquery.data.batch import Batch, TrainingSamples, collate, raise_errors
 from uniquery.data.coco import CocoData
 from uniquery.data.sampling import EndlessBatches
 from uniquery.errors import CheckpointError, ConfigError, UserError
@@ -29,7 +29,13 @@ def load_splits(config: Config) -> tuple[CocoData, CocoData | None]:
         raise ConfigError(
             "There is no training data: give --train ANNOTATIONS IMAGES, or data.train in the configuration."
         )
-    train_data = CocoData(data.train.annotations, data.train.images, classes=data.classes, keep_empty=data.keep_empty)
+    train_data = CocoData(
+        data.train.annotations,
+        data.train.images,
+        classes=data.classes,
+        keep_empty=data.keep_empty,
+        ignore_crowd=data.ignore_crowd,
+    )
     train_data.check_files_exist()
     if data.val is None:
         return train_data, None
@@ -77,7 +83,7 @@ def training_batches(
         ranks=get_world_size(),
     )
     loader: DataLoader[Any] = DataLoader(
-        TrainingItems(data, run.config.data.augment, run.config.seed),
+        TrainingSamples(data, run.config.data.augment, run.config.seed),
         batch_sampler=sampler,
         num_workers=run.config.data.workers if workers is None else workers,
         collate_fn=collate,

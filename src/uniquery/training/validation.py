@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from uniquery.data.batch import EvaluationItems
+from uniquery.data.batch import EvaluationSamples
 from uniquery.data.coco import CocoData
 from uniquery.evaluation import Metrics, evaluate
 from uniquery.evaluation.inference import Progress, category_ids_by_name, coco_results, predict_data
@@ -88,7 +88,7 @@ def predict_part(
 ) -> list[dict[str, Any]]:
     """COCO results of a model on this process's part of a data set: every image is in one part."""
     size = config.data.test_size
-    items = EvaluationItems(val, size.short, size.longest, get_rank(), get_world_size())
+    items = EvaluationSamples(val, size.short, size.longest, get_rank(), get_world_size())
     ids = category_ids_by_name([c.name for c in card.categories], val)
     predictions = predict_data(
         model, items, batch_size=config.eval.batch_size, workers=config.data.workers, progress=progress

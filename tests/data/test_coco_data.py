@@ -243,7 +243,7 @@ class TestSharing:
 
     def test_everything_is_in_shared_tensors(self, data):
         tensors = self.tensors(data)
-        assert len(tensors) == 10
+        assert len(tensors) == 15
         assert {name: tensor.is_shared() for name, tensor in tensors.items()} == dict.fromkeys(tensors, True)
         assert data.crowd.dtype == torch.bool
 

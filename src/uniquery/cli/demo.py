@@ -12,13 +12,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from uniquery.cli.diagnose import diagnose, response_picture
 from uniquery.cli.options import add_set, command, progress_bar, split_overrides
 from uniquery.cli.report import report_runs
 from uniquery.data.coco import CocoData
 from uniquery.data.scenes import ScenesConfig, make_scenes
+from uniquery.evaluation.diagnose import diagnose
 from uniquery.files import make_folder, write_atomically
 from uniquery.report.drawings import png_bytes
+from uniquery.report.responses import response_picture
 from uniquery.report.runs import FIGURES_FILE, PICTURE_FILE, load_run
 from uniquery.report.tables import number
 from uniquery.training.config import Override, load_config
@@ -76,10 +77,10 @@ def _trained(overrides: Sequence[Override], console: Console) -> Path:
     model, card = load_model(folder / "last")
     assert config.data.val is not None
     data = CocoData(config.data.val.annotations, config.data.val.images)
-    figures, scenes = diagnose(model, card, data, DIAGNOSED_IMAGES)
-    write_atomically(folder / FIGURES_FILE, json.dumps(figures, indent=2))
-    if any(len(scene.queries) for scene in scenes):
-        write_atomically(folder / PICTURE_FILE, png_bytes(response_picture(model, scenes)))
+    diagnosis = diagnose(model, data, card.test_size, DIAGNOSED_IMAGES)
+    write_atomically(folder / FIGURES_FILE, json.dumps(diagnosis.to_dict(), indent=2))
+    if any(len(image.queries) for image in diagnosis.images):
+        write_atomically(folder / PICTURE_FILE, png_bytes(response_picture(model, diagnosis.images)))
     return folder
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.utils import data as torch_data
 
 from uniquery.data.augment import Augmentation, Sample, augment, image_only, resize, resized_size
-from uniquery.data.coco import CocoData
+from uniquery.data.dataset import Dataset
 from uniquery.errors import DataError
 from uniquery.masks.geometry import mask_boxes
 from uniquery.structures import Images, Targets
@@ -59,7 +59,7 @@ class TrainingSamples(torch_data.Dataset["LoadedSample | DataError"]):
     A sample that cannot be read is returned as its error: an error raised in a worker would arrive with a traceback.
     """
 
-    def __init__(self, data: CocoData, steps: Sequence[Augmentation], seed: int) -> None:
+    def __init__(self, data: Dataset, steps: Sequence[Augmentation], seed: int) -> None:
         self.data, self.steps, self.seed = data, steps, seed
 
     def __getitem__(self, key: tuple[int, int]) -> LoadedSample | DataError:
@@ -78,7 +78,7 @@ class EvaluationSamples(torch_data.Dataset["LoadedSample | DataError"]):
     With several ranks, each one gets every `ranks`-th image.
     """
 
-    def __init__(self, data: CocoData, short: int, longest: int, rank: int = 0, ranks: int = 1) -> None:
+    def __init__(self, data: Dataset, short: int, longest: int, rank: int = 0, ranks: int = 1) -> None:
         self.data, self.short, self.longest = data, short, longest
         self.indices = range(rank, len(data), ranks)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from uniquery.data.augment import Augmentation, Sample, augment
-from uniquery.data.coco import CocoData
+from uniquery.data.dataset import Dataset
 from uniquery.masks import rle
 from uniquery.report.drawings import Drawn, grid, overlay
 from uniquery.report.text_labels import Picture
@@ -16,7 +16,7 @@ EPOCHS = 4
 _STRIPE = 6  # pixels between the hatch lines of regions that are not valid
 
 
-def preview_picture(data: CocoData, steps: Sequence[Augmentation], seed: int, rows: int) -> Picture:
+def preview_picture(data: Dataset, steps: Sequence[Augmentation], seed: int, rows: int) -> Picture:
     """A row for each of some images, spread over the data: the image as it is, then as in epochs 0 to 3.
 
     Regions that are not valid, which training ignores, are gray and hatched.

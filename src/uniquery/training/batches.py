@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from uniquery.data.batch import Batch, TrainingSamples, collate, raise_errors
 from uniquery.data.coco import CocoData
+from uniquery.data.dataset import Dataset
 from uniquery.data.sampling import EndlessBatches
 from uniquery.errors import CheckpointError, ConfigError, UserError
 from uniquery.parallel import get_rank, get_world_size
@@ -22,7 +23,7 @@ from uniquery.training.run import Run
 _WORKER_DIED = re.compile(r"DataLoader worker \(pid.*(exited unexpectedly|is killed by signal)")
 
 
-def load_splits(config: Config) -> tuple[CocoData, CocoData | None]:
+def load_splits(config: Config) -> tuple[Dataset, Dataset | None]:
     """The training and the validation data of an experiment."""
     data = config.data
     if data.train is None:
@@ -44,7 +45,7 @@ def load_splits(config: Config) -> tuple[CocoData, CocoData | None]:
     return train_data, val
 
 
-def fingerprints(data: CocoData, val: CocoData | None) -> dict[str, int]:
+def fingerprints(data: Dataset, val: Dataset | None) -> dict[str, int]:
     """A checksum of the images and instances of each split, wherever its files lie."""
     return {name: split.checksum() for name, split in (("train", data), ("val", val)) if split is not None}
 
@@ -64,7 +65,7 @@ def check_data_unchanged(before: dict[str, int] | None, now: dict[str, int]) -> 
 
 
 def training_batches(
-    run: Run, data: CocoData, *, steps: tuple[int, int] | None = None, workers: int | None = None
+    run: Run, data: Dataset, *, steps: tuple[int, int] | None = None, workers: int | None = None
 ) -> Generator[Batch, None, None]:
     """The batches from the run's step to its last, or of the given half-open range of steps.
 

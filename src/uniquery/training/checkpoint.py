@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from torch import Tensor
 
-from uniquery.data.coco import CocoData
+from uniquery.data.dataset import Dataset
 from uniquery.errors import CheckpointError, UserError
 from uniquery.files import folder_replaced, kept_folders, recover_folder
 from uniquery.training.log import MetricsLog
@@ -76,7 +76,7 @@ def load_trainer_state(folder: Path) -> TrainerState:
     return TrainerState(tensors, values, model_is)
 
 
-def check_classes_unchanged(card: ModelCard, data: CocoData) -> None:
+def check_classes_unchanged(card: ModelCard, data: Dataset) -> None:
     """Raises if a run's data no longer has the classes that its checkpoint was trained on."""
     before, now = [c.name for c in card.categories], data.classes
     if before != now:

@@ -22,7 +22,7 @@ from rich.progress import (
 )
 
 from uniquery.data.batch import Batch
-from uniquery.data.coco import CocoData
+from uniquery.data.dataset import Dataset
 from uniquery.errors import CheckpointError
 from uniquery.parallel import any_rank, broadcast_from_first, get_rank, get_world_size, synchronize
 from uniquery.signals import StopRequest, stop_requests
@@ -119,7 +119,7 @@ def _check_same_start(run: Run) -> None:
         )
 
 
-def _resume(run: Run, data: CocoData, console: Console) -> None:
+def _resume(run: Run, data: Dataset, console: Console) -> None:
     card, saved, place = load_last(run.config.folder, console)
     synchronize()  # all have read before anything moves
     if get_rank() == 0:
@@ -141,8 +141,8 @@ class Work:
     """A run and all that it works with."""
 
     run: Run
-    data: CocoData
-    val: CocoData | None
+    data: Dataset
+    val: Dataset | None
     log: MetricsLog
     clock: PhaseClock
     stop: StopRequest
@@ -254,7 +254,7 @@ class _CutShortError(Exception):
     """A stop was asked for in the middle of an evaluation."""
 
 
-def _evaluate(work: Work, val: CocoData) -> None:
+def _evaluate(work: Work, val: Dataset) -> None:
     """Evaluates; a request to stop cuts it short, and the resumed run does it anew."""
     task = work.progress.add_task("eval", total=len(val), note="")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from uniquery.data.coco import CocoData
+from uniquery.data.dataset import Dataset
 from uniquery.errors import UserError
 from uniquery.training.batches import training_batches
 from uniquery.training.replay import as_number, keep_step, python_line
@@ -62,7 +62,7 @@ def non_finite_line(found: Gradients, images: list[int]) -> dict[str, object]:
     return {"losses": losses, "grad_norm": as_number(found.norm.item()), "image_ids": images}
 
 
-def non_finite_error(run: Run, data: CocoData, found: Gradients, images: list[int], folder: Path) -> UserError:
+def non_finite_error(run: Run, data: Dataset, found: Gradients, images: list[int], folder: Path) -> UserError:
     """Keeps a step that was taken back, of several processes this one's part, and says all about it."""
     batches = list(training_batches(run, data, steps=(run.step, run.step + 1), workers=0))
     try:

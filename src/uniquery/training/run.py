@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from uniquery.data.coco import CocoData
+from uniquery.data.dataset import Dataset
 from uniquery.errors import CheckpointError, ConfigError
 from uniquery.parallel import get_world_size
 from uniquery.querying import UniqueQuerying
@@ -101,7 +101,7 @@ def choose_device(name: str) -> torch.device:
     return torch.device(f"cuda:{local_rank()}" if torch.cuda.is_available() else "cpu")
 
 
-def build_run(config: Config, data: CocoData, *, pretrained: bool = True) -> Run:
+def build_run(config: Config, data: Dataset, *, pretrained: bool = True) -> Run:
     """A run at its first step; `pretrained=False` leaves all weights to a checkpoint that follows."""
     settings = config.train
     device = choose_device(settings.device)

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from uniquery import __version__
-from uniquery.data.coco import CocoData
+from uniquery.data.dataset import Dataset
 from uniquery.errors import ConfigError, UserError
 from uniquery.files import make_folder, write_atomically
 from uniquery.parallel import get_world_size
@@ -103,7 +103,7 @@ def environment(config: Config) -> dict[str, Any]:
     }
 
 
-def print_summary(run: Run, data: CocoData, val: CocoData | None, console: Console) -> None:
+def print_summary(run: Run, data: Dataset, val: Dataset | None, console: Console) -> None:
     """Says what is about to happen, and what looks wrong."""
     settings = run.config.train
     images = images_per_step(run.config)
@@ -113,7 +113,7 @@ def print_summary(run: Run, data: CocoData, val: CocoData | None, console: Conso
         f"[bold]{run.config.model.name}[/] on {run.config.backbone.name}: {total / 1e6:.1f} M parameters, "
         f"{trainable / 1e6:.1f} M of them trained, on {run.device}"
     )
-    instances = int((~data.crowd).sum())
+    instances = int(data.instances_per_image().sum())
     console.print(
         f"train: {len(data)} images, {instances} instances, {len(data.categories)} classes; "
         f"val: {f'{len(val)} images' if val else 'none'}"
@@ -140,7 +140,7 @@ def _processes() -> str:
     return f" × {get_world_size()} processes" if get_world_size() > 1 else ""
 
 
-def _warn_of_crowds(config: Config, data: CocoData, console: Console) -> None:
+def _warn_of_crowds(config: Config, data: Dataset, console: Console) -> None:
     most = int(data.instances_per_image().max())
     limits = {"model.max_detections": config.model.max_detections, "eval.max_detections": config.eval.max_detections}
     if isinstance(config.model, Mask2FormerConfig):

@@ -27,7 +27,7 @@ from rich.table import Table
 
 from uniquery import files
 from uniquery.backbones import BackboneConfig
-from uniquery.data.coco import Category
+from uniquery.data.dataset import Category
 from uniquery.querying import StoredPixels, UniqueQuerying
 from uniquery.segmenters import build_segmenter
 from uniquery.training.checkpoint import load_trainer_state, save_checkpoint

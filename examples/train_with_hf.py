@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
 
-from uniquery.data.batch import TrainingItems, collate, raise_errors
+from uniquery.data.batch import TrainingSamples, collate, raise_errors
 from uniquery.data.coco import CocoData
 from uniquery.data.sampling import EndlessBatches
 from uniquery.data.scenes import ScenesConfig, make_scenes
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, float]]:
         args.annotations, args.images = drawn.annotations("train"), drawn.images("train")
     data = CocoData(args.annotations, args.images)
     batches = EndlessBatches(len(data), args.scenes, seed=0, last_step=args.steps)
-    loader = DataLoader(TrainingItems(data, steps=[], seed=0), batch_sampler=batches, collate_fn=collate)
+    loader = DataLoader(TrainingSamples(data, steps=[], seed=0), batch_sampler=batches, collate_fn=collate)
 
     model = load(args.model, data.classes)
     segmenter = HFMask2Former(model, num_classes=len(data.classes))

@@ -10,14 +10,15 @@ from typing import Any
 
 from rich.console import Console
 
-from uniquery.cli.diagnose import diagnose, response_picture
 from uniquery.data.coco import CocoData
 from uniquery.data.scenes import SceneFiles, ScenesConfig, make_scenes
+from uniquery.evaluation.diagnose import diagnose
 from uniquery.evaluation.inference import Progress
 from uniquery.files import make_folder, write_atomically
 from uniquery.model import load
 from uniquery.report.build import build_report
 from uniquery.report.drawings import png_bytes
+from uniquery.report.responses import response_picture
 from uniquery.training.config import load_config
 from uniquery.training.config_files import Override
 from uniquery.training.loop import train
@@ -85,10 +86,10 @@ def _train_and_diagnose(overrides: Sequence[Override], console: Console) -> Path
     model = load(run.last, device="cpu")
     assert config.data.val is not None
     data = CocoData(config.data.val.annotations, config.data.val.images)
-    figures, scenes = diagnose(model.segmenter, model.info, data, DIAGNOSED_IMAGES)
-    run.write_diagnosis(figures)
-    if any(len(scene.queries) for scene in scenes):
-        write_atomically(run.response_file, png_bytes(response_picture(model.segmenter, scenes)))
+    diagnosis = diagnose(model.segmenter, data, model.info.test_size, DIAGNOSED_IMAGES)
+    run.write_diagnosis(diagnosis.to_dict())
+    if any(len(image.queries) for image in diagnosis.images):
+        write_atomically(run.response_file, png_bytes(response_picture(model.segmenter, diagnosis.images)))
     return folder
 
 

@@ -8,7 +8,7 @@ from typing import Any, overload
 
 import torch
 
-from uniquery.data.coco import Category
+from uniquery.data.dataset import Category
 from uniquery.data.image_input import ImageInput, as_rgb_array
 from uniquery.errors import ConfigError
 from uniquery.evaluation.inference import predict_image

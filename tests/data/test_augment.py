@@ -17,9 +17,9 @@ from uniquery.data.augment import (
     Transpose,
     augment,
     crop,
-    place,
+    random_window,
     resize,
-    resize_and_cut,
+    resize_and_crop,
 )
 
 
@@ -194,8 +194,8 @@ class TestResize:
     @pytest.mark.parametrize("share", [0.3, 0.8, 1.0])
     def test_cutting_at_once_is_cutting_afterwards(self, size, share):
         sample = noisy()
-        window = place(size, (max(1, int(size[0] * share)), max(1, int(size[1] * share))), rng(1))
-        at_once, afterwards = resize_and_cut(sample, size, window), resize(sample, size)
+        window = random_window(size, (max(1, int(size[0] * share)), max(1, int(size[1] * share))), rng(1))
+        at_once, afterwards = resize_and_crop(sample, size, window), resize(sample, size)
         assert torch.equal(at_once.image, afterwards.image[:, *window])
         assert torch.equal(at_once.masks, afterwards.masks[:, *window])
 

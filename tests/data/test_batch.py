@@ -8,16 +8,14 @@ import torch
 from torch.utils.data import DataLoader
 
 from helpers.coco_files import assert_one_sentence, pixels, sound, write_json, write_set
-from uniquery.data.augment import Color, Crop, Flip, Sample, ScaleJitter, ShortSide
+from uniquery.data.augment import Color, Crop, Flip, Sample, ScaleJitter, ShortSide, image_only
 from uniquery.data.batch import (
     PAD_MULTIPLE,
     Batch,
-    EvaluationItems,
-    Item,
-    TrainingItems,
+    EvaluationSamples,
+    LoadedSample,
+    TrainingSamples,
     collate,
-    image_only,
-    load_sample,
     mask_boxes,
     raise_errors,
 )
@@ -33,12 +31,12 @@ def data(tmp_path) -> CocoData:
     return CocoData(*write_set(tmp_path))
 
 
-def item(height: int, width: int, instances: int = 2, image_id: int = 5) -> Item:
+def item(height: int, width: int, instances: int = 2, image_id: int = 5) -> LoadedSample:
     rng = np.random.default_rng([height, width])
     image = torch.from_numpy(rng.integers(1, 256, (3, height, width), dtype=np.uint8))
     masks = torch.from_numpy((rng.random((instances, height, width)) < 0.1).astype(np.uint8))
     masks[:, -1, -1] = 1  # the last pixel is the first to suffer from wrong padding
-    return Item(Sample(image, masks, torch.arange(instances)), image_id, (height * 2, width * 2))
+    return LoadedSample(Sample(image, masks, torch.arange(instances)), image_id, (height * 2, width * 2))
 
 
 def same(a: Batch, b: Batch) -> bool:
@@ -58,7 +56,7 @@ def same(a: Batch, b: Batch) -> bool:
 def drawn(data: CocoData, workers: int, steps: int = 8, first: int = 0) -> list[Batch]:
     sampler = EndlessBatches(len(data), 3, 0, first_step=first, last_step=steps)
     loader: DataLoader = DataLoader(
-        TrainingItems(data, STEPS, seed=1), batch_sampler=sampler, num_workers=workers, collate_fn=collate
+        TrainingSamples(data, STEPS, seed=1), batch_sampler=sampler, num_workers=workers, collate_fn=collate
     )
     return list(raise_errors(loader))
 
@@ -111,24 +109,24 @@ class TestEndlessBatches:
         assert first == list(EndlessBatches(20, 4, 0, last_step=5))
 
 
-class TestTrainingItems:
+class TestTrainingSamples:
     def test_a_sample_follows_from_seed_epoch_and_image(self, data):
-        items = TrainingItems(data, STEPS, seed=1)
+        items = TrainingSamples(data, STEPS, seed=1)
         batches = {key: collate([items[key]]) for key in ((0, 0), (0, 1), (1, 0))}
         assert all(same(batch, collate([items[key]])) for key, batch in batches.items())
         assert not same(batches[0, 0], batches[1, 0])
-        assert not same(batches[0, 0], collate([TrainingItems(data, STEPS, seed=2)[0, 0]]))
+        assert not same(batches[0, 0], collate([TrainingSamples(data, STEPS, seed=2)[0, 0]]))
 
     def test_without_steps_it_is_the_image(self, data):
-        one = TrainingItems(data, [], seed=0)[0, 0]
+        one = TrainingSamples(data, [], seed=0)[0, 0]
         assert one.image_id == 7
         assert one.original_size == one.sample.size == (24, 32)
         assert np.array_equal(one.sample.image.permute(1, 2, 0), pixels("a.png", 24, 32))
-        assert torch.equal(one.sample.masks, load_sample(data, 0).masks)
-        assert one.sample.labels.tolist() == load_sample(data, 0).labels.tolist()
+        assert torch.equal(one.sample.masks, data.load(0).masks)
+        assert one.sample.labels.tolist() == data.load(0).labels.tolist()
 
     def test_the_original_size_is_before_augmentation(self, data):
-        one = TrainingItems(data, [ScaleJitter(size=40)], seed=0)[0, 0]
+        one = TrainingSamples(data, [ScaleJitter(size=40)], seed=0)[0, 0]
         assert one.sample.size == (40, 40)
         assert one.original_size == (24, 32)
 
@@ -145,7 +143,7 @@ class TestWorkers:
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_evaluation_reads_each_image_once_in_order(self, data, workers):
-        loader: DataLoader = DataLoader(EvaluationItems(data, 40, 60), 2, num_workers=workers, collate_fn=collate)
+        loader: DataLoader = DataLoader(EvaluationSamples(data, 40, 60), 2, num_workers=workers, collate_fn=collate)
         batches = list(raise_errors(loader))
         assert [t.image_id for batch in batches for t in batch.targets] == [7, 0, 11, 3]
         assert [size for batch in batches for size in batch.original_sizes] == [(24, 32), (30, 20), (16, 18), (24, 32)]
@@ -155,8 +153,8 @@ class TestWorkers:
     @pytest.mark.parametrize("workers", [0, 2])
     def test_a_broken_file_is_one_sentence_from_any_process(self, data, workers):
         (data.image_root / "sub" / "b.jpg").write_bytes(b"broken")
-        for items in (TrainingItems(data, STEPS, 0), EvaluationItems(data, 40, 60)):
-            keys = [[(0, i)] if isinstance(items, TrainingItems) else [i] for i in range(4)]
+        for items in (TrainingSamples(data, STEPS, 0), EvaluationSamples(data, 40, 60)):
+            keys = [[(0, i)] if isinstance(items, TrainingSamples) else [i] for i in range(4)]
             loader: DataLoader = DataLoader(items, batch_sampler=keys, num_workers=workers, collate_fn=collate)
             batches = raise_errors(loader)
             assert len(list(islice(batches, 1))) == 1
@@ -262,5 +260,5 @@ class TestLoading:
         content = {**sound(), "annotations": []}
         _, images = write_set(tmp_path, content)
         data = CocoData(write_json(tmp_path, content), images)
-        assert [len(load_sample(data, i).masks) for i in range(4)] == [0, 0, 0, 0]
+        assert [len(data.load(i).masks) for i in range(4)] == [0, 0, 0, 0]
         assert all(len(t) == 0 for batch in drawn(data, 0) for t in batch.targets)

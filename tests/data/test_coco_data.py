@@ -20,6 +20,7 @@ from helpers.coco_files import (
     write_json,
     write_set,
 )
+from helpers.samples import equal
 from uniquery.data.coco import CocoData, PackedStrings
 from uniquery.errors import DataError
 from uniquery.masks import rle
@@ -46,36 +47,37 @@ class TestMasks:
         reference = COCO(str(files[0]))
         for index, image_id in enumerate(data.image_ids.tolist()):
             annotations = reference.loadAnns(reference.getAnnIds([image_id], iscrowd=False))
-            image, masks, labels = data.load(index)
-            assert masks.dtype == torch.uint8
-            assert masks.shape == (len(annotations), *image.shape[:2])
-            assert [data.categories[label].id for label in labels.tolist()] == [a["category_id"] for a in annotations]
-            for mask, annotation in zip(masks, annotations, strict=True):
+            sample = data.load(index)
+            assert sample.masks.dtype == torch.uint8
+            assert sample.masks.shape == (len(annotations), *sample.size)
+            labels = sample.labels.tolist()
+            assert [data.categories[label].id for label in labels] == [a["category_id"] for a in annotations]
+            for mask, annotation in zip(sample.masks, annotations, strict=True):
                 assert np.array_equal(mask, reference.annToMask(annotation))
 
     def test_run_lengths_are_those_of_coco_so_that_anything_can_read_them(self, data):
-        for _, mask in data.rles(0):
+        for _, mask in data.instances(0):
             assert mask["size"] == [24, 32]
             assert rle.encode(rle.decode(mask)) == mask
 
     def test_crowds_are_never_targets(self, data, files):
         assert data.annotation_ids[data.crowd].tolist() == [9, 12]
-        assert [len(data.load(i)[1]) for i in range(4)] == [2, 2, 0, 0]
-        assert [len(data.rles(i)) for i in range(4)] == [2, 2, 0, 0]
+        assert [len(data.load(i).masks) for i in range(4)] == [2, 2, 0, 0]
+        assert [len(data.instances(i)) for i in range(4)] == [2, 2, 0, 0]
         assert data.instances_per_image().tolist() == [2, 2, 0, 0]
         content = sound()
         for annotation in content["annotations"]:
             annotation["iscrowd"] = 1
         everything = CocoData(write_json(files[0].parent, content), files[1])
         assert everything.instances_per_image().tolist() == [0, 0, 0, 0]
-        assert everything.load(0)[1].shape == (0, 24, 32)
+        assert everything.load(0).masks.shape == (0, 24, 32)
 
     def test_holes_stay_open(self, data):
-        masks = data.load(0)[1]
+        masks = data.load(0).masks
         assert np.array_equal(masks[1], ring(24, 32))
 
     def test_polygons_of_several_parts_are_one_instance(self, data):
-        mask = data.load(0)[1][0]
+        mask = data.load(0).masks[0]
         assert mask[4, 4] == mask[12, 25] == 1
         assert mask[4, 15] == 0
 
@@ -99,7 +101,7 @@ class TestMasks:
             "Annotation 13 (image 0)",
         ]
         assert data.instances_per_image().tolist() == [2, 0, 0, 0]
-        assert data.load(1)[1].shape == (0, 30, 20)
+        assert data.load(1).masks.shape == (0, 30, 20)
         assert changed_set(tmp_path, change, keep_empty=False).image_ids.tolist() == [7]
 
     def test_a_file_of_several_images_is_a_warning(self, tmp_path):
@@ -119,7 +121,7 @@ class TestMasks:
         (warning,) = data.warnings
         assert "Annotation 13 (image 0) reaches outside its 20×30 image" in warning
         assert_one_sentence(warning)
-        assert data.load(1)[1][1].all()
+        assert data.load(1).masks[1].all()
 
     def test_a_pixel_outside_is_no_reason_to_warn(self, tmp_path):
         def change(content):
@@ -132,8 +134,8 @@ class TestClasses:
     def test_labels_follow_the_ids_whatever_they_are(self, data):
         assert [(c.id, c.name) for c in data.categories] == [(0, "debris"), (5, "cell"), (90, "dust")]
         assert data.classes == ["debris", "cell", "dust"]
-        assert data.load(0)[2].tolist() == [1, 0]
-        assert data.load(1)[2].tolist() == [2, 1]
+        assert data.load(0).labels.tolist() == [1, 0]
+        assert data.load(1).labels.tolist() == [2, 1]
 
     def test_the_order_in_the_file_does_not_matter(self, tmp_path, data):
         reversed_data = changed_set(tmp_path, lambda content: content["categories"].reverse())
@@ -144,7 +146,7 @@ class TestClasses:
         data = CocoData(*files, classes=["dust", "cell"])
         assert data.classes == ["dust", "cell"]
         assert [c.id for c in data.categories] == [90, 5]
-        assert [data.load(i)[2].tolist() for i in range(4)] == [[1], [0, 1], [], []]
+        assert [data.load(i).labels.tolist() for i in range(4)] == [[1], [0, 1], [], []]
         assert data.annotation_ids.tolist() == [100, 9, 4, 13]
 
     def test_a_misspelled_class(self, files):
@@ -164,7 +166,7 @@ class TestClasses:
     def test_classes_without_instances_stay(self, tmp_path):
         data = changed_set(tmp_path, lambda content: content["categories"].insert(0, {"id": 1, "name": "spare"}))
         assert data.classes == ["debris", "spare", "cell", "dust"]
-        assert data.load(0)[2].tolist() == [2, 0]
+        assert data.load(0).labels.tolist() == [2, 0]
 
 
 class TestImages:
@@ -179,8 +181,7 @@ class TestImages:
         fewer = CocoData(*files, keep_empty=False)
         assert fewer.image_ids.tolist() == [7, 0]
         for index in range(2):
-            for ours, theirs in zip(fewer.load(index), data.load(index), strict=True):
-                assert np.array_equal(ours, theirs)
+            assert equal(fewer.load(index), data.load(index))
         assert CocoData(*files, keep_empty=False, classes=["dust"]).image_ids.tolist() == [0]
 
     def test_nothing_left(self, files):
@@ -207,13 +208,13 @@ class TestImages:
             row(content, "images", 7).update(height=32, width=24)
             content["annotations"] = [a for a in content["annotations"] if a["image_id"] != 7]
             data = CocoData(write_json(tmp_path, content), images)
-        assert data.load(0)[0].shape == ((32, 24, 3) if turned else (24, 32, 3))
+        assert data.load(0).size == ((32, 24) if turned else (24, 32))
 
     def test_names_of_any_script(self, tmp_path):
         content = sound()
         content["images"][0]["file_name"] = "größe 細胞/😀 1.png"
         data = CocoData(*write_set(tmp_path, content))
-        assert data.load(0)[0].shape == (24, 32, 3)
+        assert data.load(0).image.shape == (3, 24, 32)
 
     def test_ids_up_to_64_bits(self, tmp_path):
         def change(content):
@@ -242,7 +243,7 @@ class TestSharing:
 
     def test_everything_is_in_shared_tensors(self, data):
         tensors = self.tensors(data)
-        assert len(tensors) == 10
+        assert len(tensors) == 15
         assert {name: tensor.is_shared() for name, tensor in tensors.items()} == dict.fromkeys(tensors, True)
         assert data.crowd.dtype == torch.bool
 

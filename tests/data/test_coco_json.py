@@ -24,7 +24,7 @@ from uniquery.data.coco import CocoData
 from uniquery.data.coco_json import read_json
 from uniquery.data.images import MOST_PIXELS
 from uniquery.errors import DataError
-from uniquery.evaluation.entries import check_annotations, read_truth
+from uniquery.evaluation.entries import check_annotations, read_ground_truth
 
 
 @pytest.fixture
@@ -173,7 +173,9 @@ class TestWrongTables:
     def test_an_area_that_is_left_out_is_the_masks(self, tmp_path, change):
         data = changed_set(tmp_path, change)
         (counted,) = (
-            row for row in check_annotations(read_truth(data.annotations), "segm", [0]) if row["category_id"] == 90
+            row
+            for row in check_annotations(read_ground_truth(data.annotations), "segm", [0])
+            if row["category_id"] == 90
         )
         assert counted["area"] == 100
 

@@ -89,9 +89,9 @@ class TestFuzz:
         try:
             data = CocoData(path, images)
             for index in range(len(data)):
-                _, masks, labels = data.load(index)
-                assert len(masks) == len(labels) == int(data.instances_per_image()[index])
-                assert masks.flatten(1).any(1).all()
+                sample = data.load(index)
+                assert len(sample.masks) == len(sample.labels) == int(data.instances_per_image()[index])
+                assert sample.masks.flatten(1).any(1).all()
         except DataError as error:
             self.one_line(error)
             return False

@@ -5,8 +5,15 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from uniquery.data.augment import Sample
 from uniquery.data.batch import Batch
-from uniquery.evaluation.diagnose import FAMILIES, Scene, cross_scene_response, equivariance_error, read_scenes
+from uniquery.evaluation.diagnose import (
+    TRANSFORMS,
+    ProbedImage,
+    cross_scene_response,
+    equivariance_error,
+    probe_images,
+)
 from uniquery.masks import rle
 from uniquery.masks.geometry import mask_boxes
 from uniquery.querying import Segmenter
@@ -88,13 +95,13 @@ def pixels_of(values, image_id):
 def scene(queries, own, pixels, image_id):
     """What a scene needs for its responses: one-channel queries and pixels, so that a logit is their product."""
     nowhere = torch.zeros(len(queries), dtype=torch.int64)
-    return Scene(
+    return ProbedImage(
         batch=None,
-        embeddings=None,
+        pixel_map=None,
         queries=Queries(queries[:, None], nowhere, nowhere),
-        own=own,
-        pixels=pixels_of(pixels, image_id),
-        found=None,
+        own_response=own,
+        instance_pixels=pixels_of(pixels, image_id),
+        instances=None,
     )
 
 
@@ -143,17 +150,17 @@ def bright(left, right, size=(64, 96)):
 
 
 def read(model, batch):
-    """The scene as `read_scenes` makes it, without files."""
+    """The scene as `probe_images` makes it, without files."""
     outputs = model(batch.images)
     (found,) = model.predict(outputs, batch.images.sizes)
-    return Scene(batch, outputs.pixels, None, None, None, found)
+    return ProbedImage(batch, outputs.pixels, None, None, None, found)
 
 
 class TestEquivarianceError:
     @pytest.mark.parametrize("name", ["flip", "crop"])
     def test_a_segmenter_that_follows(self, name):
         model = Toy()
-        found = equivariance_error(model, [read(model, bright(16, 48))], FAMILIES[name])
+        found = equivariance_error(model, [read(model, bright(16, 48))], TRANSFORMS[name])
         assert found.mask_error == 0
         assert found.feature_error == 0
 
@@ -162,7 +169,7 @@ class TestEquivarianceError:
         model = Toy()
         scenes = [read(model, bright(16, 48))]
         model.turns = lambda pixels: pixels.flip(3)
-        found = equivariance_error(model, scenes, FAMILIES["flip"])
+        found = equivariance_error(model, scenes, TRANSFORMS["flip"])
         assert found.mask_error == 1
         assert found.feature_error == pytest.approx(2)  # as much where it is and should not be, as where it is not
 
@@ -171,53 +178,53 @@ class TestEquivarianceError:
         model = Toy()
         scenes = [read(model, bright(16, 64)), read(model, bright(32, 64))]
         model.turns = lambda pixels: pixels.flip(3)
-        alone = equivariance_error(model, scenes[:1], FAMILIES["flip"])
+        alone = equivariance_error(model, scenes[:1], TRANSFORMS["flip"])
         assert alone.mask_error == pytest.approx(0.5)
         assert alone.feature_error == pytest.approx(32 / 48)
-        both = equivariance_error(model, scenes, FAMILIES["flip"])
+        both = equivariance_error(model, scenes, TRANSFORMS["flip"])
         assert both.mask_error == pytest.approx(0.25)
         assert both.feature_error == pytest.approx(16 / 48)
 
     def test_another_class_is_no_match(self):
         model = Toy()
         one = read(model, bright(16, 48))
-        one.found.labels.fill_(1)
-        assert equivariance_error(model, [one], FAMILIES["flip"]).mask_error == 1
+        one.instances.labels.fill_(1)
+        assert equivariance_error(model, [one], TRANSFORMS["flip"]).mask_error == 1
 
     def test_nothing_to_compare(self):
         model = Toy()
-        assert equivariance_error(model, [read(model, bright(0, 20, size=(31, 96)))], FAMILIES["flip"]) is None
+        assert equivariance_error(model, [read(model, bright(0, 20, size=(31, 96)))], TRANSFORMS["flip"]) is None
         one = read(model, bright(16, 48))
-        empty = Scene(**{**vars(one), "found": one.found[torch.zeros(1, dtype=torch.bool)]})
-        assert equivariance_error(model, [empty], FAMILIES["flip"]) is None
-        assert equivariance_error(model, [read(model, bright(72, 96))], FAMILIES["crop"]) is None  # it shows 0–64
+        empty = ProbedImage(**{**vars(one), "instances": one.instances[torch.zeros(1, dtype=torch.bool)]})
+        assert equivariance_error(model, [empty], TRANSFORMS["flip"]) is None
+        assert equivariance_error(model, [read(model, bright(72, 96))], TRANSFORMS["crop"]) is None  # it shows 0–64
 
 
-class TestReadScenes:
+class TestProbeImages:
     """Of data in memory, as large as the model sees it."""
 
     class Data:
         image_ids = (7, 8)
 
         def load(self, index):
-            image = torch.zeros(64, 96, 3, dtype=torch.uint8)
-            image[:, 16:48] = 204
+            image = torch.zeros(3, 64, 96, dtype=torch.uint8)
+            image[..., 16:48] = 204
             mask = torch.zeros(1, 64, 96, dtype=torch.uint8)
             mask[:, :, 16:48] = 1
             if index:  # whose instance is twice as wide as what is bright
                 mask[:, :, 16:80] = 1
-            return image.numpy(), mask, torch.zeros(1, dtype=torch.int64)
+            return Sample(image, mask, torch.zeros(1, dtype=torch.int64))
 
     def test_own_responses_pixels_and_findings(self):
-        first, second = read_scenes(Toy(), self.Data(), 64, 96, [0, 1])
+        first, second = probe_images(Toy(), self.Data(), 64, 96, [0, 1])
         bright = torch.tensor(2 * 204 / 255).sigmoid().item()
-        assert first.own.tolist() == pytest.approx([bright])
-        assert second.own.tolist() == pytest.approx([(bright + 0.5) / 2])
-        assert first.pixels.image_ids.tolist() == [7] * 10
-        assert second.pixels.image_ids.tolist() == [8] * 10
-        assert (first.pixels.embeddings == 0.8).all()
-        assert first.found.masks.nonzero()[:, 2].unique().tolist() == list(range(16, 48))
+        assert first.own_response.tolist() == pytest.approx([bright])
+        assert second.own_response.tolist() == pytest.approx([(bright + 0.5) / 2])
+        assert first.instance_pixels.image_ids.tolist() == [7] * 10
+        assert second.instance_pixels.image_ids.tolist() == [8] * 10
+        assert (first.instance_pixels.embeddings == 0.8).all()
+        assert first.instances.masks.nonzero()[:, 2].unique().tolist() == list(range(16, 48))
 
     def test_what_is_not_confident_is_left_out(self):
-        (one,) = read_scenes(Toy(confidence=0.4), self.Data(), 64, 96, [0])
-        assert len(one.found) == 0
+        (one,) = probe_images(Toy(confidence=0.4), self.Data(), 64, 96, [0])
+        assert len(one.instances) == 0

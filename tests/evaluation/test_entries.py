@@ -69,7 +69,7 @@ class TestBadResults:
 
     @pytest.mark.parametrize(
         ("content", "sentence"),
-        [(None, "does not exist"), ("[{", "not valid json"), ("{}", "holds an object"), ("\xff", "not valid json")],
+        [(None, "file not found"), ("[{", "not valid json"), ("{}", "holds an object"), ("\xff", "not valid json")],
     )
     def test_file(self, one: dict[str, Any], tmp_path: Path, content: str | None, sentence: str) -> None:
         path = tmp_path / "results.json"
@@ -100,7 +100,7 @@ class TestBadTruth:
         [
             ({"categories": ...}, "needs the lists images, categories and annotations"),
             ({"images": [{"id": 42}]}, "does not say its image's height and width"),
-            ({"images": [{"id": 42}, {"id": 42}]}, "the image id 42 is there twice"),
+            ({"images": [{"id": 42}, {"id": 42}]}, "the image id 42 appears twice"),
             ({"images": [{"file_name": "a.png"}]}, "image number 0 has no 'id'"),
             ({"categories": [{"id": 1}]}, "annotation 0 (image 42): its category id 3 is not in the ground truth"),
             ({"annotations": [{"id": 5, "category_id": 3}]}, "annotation 5: it has no 'image_id'"),

@@ -8,7 +8,7 @@ import torch
 
 from helpers.small_segmenters import small
 from uniquery.data.augment import Sample, ScaleJitter, augment
-from uniquery.data.batch import Batch, Item, collate
+from uniquery.data.batch import Batch, LoadedSample, collate
 from uniquery.querying import Equivariance, InterScene, TransformGroup, UniqueQuerying
 
 INSTANCES, COLUMNS, CELL = 600, 25, 20
@@ -18,7 +18,7 @@ FLOAT_STACK = 4 * INSTANCES * SIZE * SIZE  # bytes that must never exist at once
 GROUPS = {"exact": Equivariance(), "resampled": Equivariance(rotate=(5, 9), scale=(0.9, 1.1))}
 
 
-def crowd() -> Item:
+def crowd() -> LoadedSample:
     """A grid of discs, a mask each."""
     y, x = torch.meshgrid(torch.arange(CELL), torch.arange(CELL), indexing="ij")
     disc = ((y - CELL / 2) ** 2 + (x - CELL / 2) ** 2 < 64).to(torch.uint8)
@@ -27,7 +27,7 @@ def crowd() -> Item:
         top, left = (CELL * place for place in divmod(i, COLUMNS))
         mask[top : top + CELL, left : left + CELL] = disc
     image = torch.randint(0, 256, (3, SIZE, SIZE), dtype=torch.uint8)
-    return Item(Sample(image, masks, torch.zeros(INSTANCES, dtype=torch.int64)), 1, (SIZE, SIZE))
+    return LoadedSample(Sample(image, masks, torch.zeros(INSTANCES, dtype=torch.int64)), 1, (SIZE, SIZE))
 
 
 def restart_peak() -> int:
@@ -59,7 +59,7 @@ def load() -> int:
     item = crowd()
     before = restart_peak()
     sample = augment(item.sample, [ScaleJitter(range=(0.9, 0.9), size=SIZE)], np.random.default_rng(0))
-    collate([Item(sample, 1, (SIZE, SIZE))])
+    collate([LoadedSample(sample, 1, (SIZE, SIZE))])
     return peak() - before
 
 

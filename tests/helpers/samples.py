@@ -1,5 +1,7 @@
 """Samples whose pixels show where they came from."""
 
+from dataclasses import fields
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -32,7 +34,11 @@ def without_instances(height: int = 48, width: int = 60) -> Sample:
 
 
 def equal(a: Sample, b: Sample) -> bool:
-    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("image", "masks", "labels"))
+    return all(_equal(getattr(a, field.name), getattr(b, field.name)) for field in fields(Sample))
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b if a is None or b is None else torch.equal(a, b)
 
 
 def white(height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:

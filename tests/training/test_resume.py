@@ -23,9 +23,10 @@ from helpers.killed_runs import (
 )
 from helpers.small_runs import small_config
 from uniquery.errors import CheckpointError, ConfigError
+from uniquery.evaluation import inference
 from uniquery.segmenters import build_segmenter
 from uniquery.signals import ignore_signals, stop_requests
-from uniquery.training import loop, validation
+from uniquery.training import loop
 from uniquery.training.config import load_config
 
 STEADY = ["train.accumulate=2", "train.log_every=4", "train.eval_every=5", "train.save_every=1", *ALGORITHM]
@@ -244,7 +245,7 @@ class TestSignals:
         whole = load_config(small_config(tmp_path, scenes), [*changes, "name=whole"])
         loop.train(whole)
         broken = load_config(small_config(tmp_path, scenes), [*changes, "name=broken"])
-        real_step, real_predict = loop.Trainer.step, validation.predict_data
+        real_step, real_predict = loop.Trainer.step, inference.predict_samples
 
         def signaled_step(trainer, batches):
             real_step(trainer, batches)
@@ -263,7 +264,7 @@ class TestSignals:
                 loop.train(broken)
         for _ in range(2):  # at step 2, and again when it goes on with the evaluation
             with monkeypatch.context() as patch:
-                patch.setattr(validation, "predict_data", signaled_predict)
+                patch.setattr(inference, "predict_samples", signaled_predict)
                 with pytest.raises(KeyboardInterrupt):
                     loop.train(broken, resume=True)
             values = json.loads((broken.folder / "last" / "trainer.json").read_text())

@@ -7,21 +7,18 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
 from uniquery.cli.options import add_set, add_split, command, positive, progress_bar, split_overrides
-from uniquery.data.augment import augment
-from uniquery.data.batch import load_sample
 from uniquery.data.check import DataReport, check_data
 from uniquery.data.coco import CocoData
 from uniquery.data.scenes import ScenesConfig, make_scenes
 from uniquery.errors import ConfigError, did_you_mean
 from uniquery.files import make_folder, write_atomically
-from uniquery.masks import rle
-from uniquery.report.drawings import LabeledMask, grid, overlay, png_bytes
+from uniquery.report.drawings import png_bytes
+from uniquery.report.preview import preview_picture
 from uniquery.training.config import load_config
 from uniquery.training.config_files import parse_override
 
@@ -29,7 +26,9 @@ SHOWN = 8
 
 
 def add_parser(commands: Any) -> None:
-    parser = command(commands, "data", run_check, example="uniquery data check train.json images")
+    parser = command(
+        commands, "data", run_check, help="make, check or preview data", example="uniquery data check train.json images"
+    )
     actions = parser.add_subparsers(required=True, metavar="ACTION")
 
     scenes = command(
@@ -128,18 +127,12 @@ def run_preview(args: argparse.Namespace) -> None:
     config = load_config(args.config, [*split_overrides("train", args.train), *args.set])
     if config.data.train is None:
         raise ConfigError("There is no data to preview: give --train ANNOTATIONS IMAGES.")
-    data = CocoData(config.data.train.annotations, config.data.train.images, classes=config.data.classes)
-    pictures, titles = [], []
-    for index in range(0, len(data), max(1, len(data) // args.images))[: args.images]:
-        sample = load_sample(data, index)
-        for epoch in range(-1, 4):
-            rng = np.random.default_rng([config.seed, max(epoch, 0), index])
-            shown = sample if epoch < 0 else augment(sample, config.data.augment, rng)
-            masks = [
-                LabeledMask(rle.encode(m.numpy()), data.classes[int(c)])
-                for m, c in zip(shown.masks, shown.labels, strict=True)
-            ]
-            pictures.append(overlay(shown.image.permute(1, 2, 0).contiguous().numpy(), masks))
-            titles.append(data.path(index).name if epoch < 0 else f"epoch {epoch}: {shown.size[1]} x {shown.size[0]}")
-    write_atomically(args.output, png_bytes(grid(pictures, 5, titles)))
-    Console().print(f"{args.output}: the image as it is, then as epochs 0 to 3 will see it.")
+    data = CocoData(
+        config.data.train.annotations,
+        config.data.train.images,
+        classes=config.data.classes,
+        ignore_crowd=config.data.ignore_crowd,
+    )
+    picture = preview_picture(data, config.data.augment, config.seed, args.images)
+    write_atomically(args.output, png_bytes(picture))
+    Console().print(f"{args.output}: each image as it is, then as in epochs 0 to 3; hatched regions are ignored.")

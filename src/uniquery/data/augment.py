@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from pydantic import ConfigDict, Field, model_validator
@@ -26,11 +27,21 @@ Window = tuple[slice, slice]
 
 @dataclass(frozen=True)
 class Sample:
-    """One image and its instances: image (3, H, W) uint8, masks (K, H, W) uint8, labels (K,)."""
+    """One image and its instances.
+
+    Attributes:
+        image: (3, H, W) uint8.
+        masks: (K, H, W) uint8.
+        labels: (K,) int64.
+        valid: (H, W) uint8, 0 where it is unknown what the pixels show; None means that all pixels are known.
+        things: (K,) bool, false for stuff; None means that all are things.
+    """
 
     image: Tensor
     masks: Tensor
     labels: Tensor
+    valid: Tensor | None = None
+    things: Tensor | None = None
 
     @property
     def size(self) -> tuple[int, int]:
@@ -40,7 +51,13 @@ class Sample:
     def without_empty(self) -> Sample:
         """Only the instances that still own a pixel."""
         kept = self.masks.flatten(1).any(1).bool()
-        return replace(self, masks=self.masks[kept], labels=self.labels[kept])
+        things = None if self.things is None else self.things[kept]
+        return replace(self, masks=self.masks[kept], labels=self.labels[kept], things=things)
+
+    def with_pixels(self, image: Tensor, change_masks: Callable[[Tensor], Tensor]) -> Sample:
+        """With another image; its masks, and its valid pixels as a (1, H, W) mask, are changed by the function."""
+        valid = None if self.valid is None else change_masks(self.valid[None])[0]
+        return replace(self, image=image, masks=change_masks(self.masks), valid=valid)
 
 
 class Augmentation(Settings, ABC):
@@ -82,11 +99,11 @@ class Flip(Augmentation):
         if rng.random() >= self.p:
             return sample
         dim = 2 if self.axis == "horizontal" else 1
-        return replace(sample, image=sample.image.flip(dim), masks=sample.masks.flip(dim))
+        return sample.with_pixels(sample.image.flip(dim), lambda masks: masks.flip(dim))
 
 
 class Transpose(Augmentation):
-    """Exchanges rows and columns; with both flips, all right-angle rotations: for images without an up."""
+    """Swaps rows and columns. Together with both flips it gives all 90° rotations: for images without a fixed top."""
 
     op: Literal["transpose"] = "transpose"
     p: float = Field(0.5, ge=0, le=1)
@@ -94,11 +111,11 @@ class Transpose(Augmentation):
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         if rng.random() >= self.p:
             return sample
-        return replace(sample, image=sample.image.mT, masks=sample.masks.mT)
+        return sample.with_pixels(sample.image.mT, lambda masks: masks.mT)
 
 
 class Crop(Augmentation):
-    """Cuts a window whose sides are fractions of the image's."""
+    """Crops a window whose sides are fractions of the image's sides."""
 
     op: Literal["crop"] = "crop"
     p: float = Field(1.0, ge=0, le=1)
@@ -113,14 +130,14 @@ class Crop(Augmentation):
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         if rng.random() >= self.p:
             return sample
-        window = [max(1, round(side * rng.uniform(*self.range))) for side in sample.size]
-        return crop(sample, (window[0], window[1]), rng)
+        height, width = (max(1, round(side * rng.uniform(*self.range))) for side in sample.size)
+        return crop(sample, (height, width), rng)
 
 
 class ScaleJitter(Augmentation):
-    """Rescales by a random factor, then cuts or pads to a square of fixed size (large-scale jitter).
+    """Resizes by a random factor, then crops or pads to a square of fixed size (large-scale jitter).
 
-    The factor is relative to the scale at which the image just fits the square.
+    The factor is relative to the scale at which the image just fits the square. Padding counts as valid background.
     """
 
     op: Literal["scale_jitter"] = "scale_jitter"
@@ -134,12 +151,10 @@ class ScaleJitter(Augmentation):
         return self
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
-        fit = self.size * rng.uniform(*self.range) / max(sample.size)
-        height, width = (max(1, round(side * fit)) for side in sample.size)
-        window = place((height, width), (min(height, self.size), min(width, self.size)), rng)
-        sample = resize_and_cut(sample, (height, width), window)
-        padding = (0, self.size - sample.size[1], 0, self.size - sample.size[0])
-        return replace(sample, image=F.pad(sample.image, padding), masks=F.pad(sample.masks, padding))
+        scale = self.size * rng.uniform(*self.range) / max(sample.size)
+        height, width = (max(1, round(side * scale)) for side in sample.size)
+        window = random_window((height, width), (min(height, self.size), min(width, self.size)), rng)
+        return pad(resize_and_crop(sample, (height, width), window), self.size, self.size)
 
 
 class Color(Augmentation):
@@ -164,7 +179,7 @@ class Color(Augmentation):
 class TestSize(Settings):
     """How images are resized for evaluation and prediction."""
 
-    __test__ = False  # not a test class, whatever its name
+    __test__ = False  # pytest takes the name for that of a test class
 
     short: int = Field(800, gt=0, description="short side, in pixels")
     longest: int = Field(1333, gt=0, description="limit of the long side")
@@ -180,17 +195,25 @@ def augment(sample: Sample, steps: Sequence[Augmentation], rng: np.random.Genera
     return sample.without_empty()
 
 
+def image_only(image: npt.NDArray[np.uint8]) -> Sample:
+    """An (H, W, 3) image as a sample without instances."""
+    height, width = image.shape[:2]
+    pixels = torch.tensor(image).permute(2, 0, 1)
+    return Sample(pixels, torch.zeros(0, height, width, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64))
+
+
 def resize(sample: Sample, size: tuple[int, int]) -> Sample:
-    """Antialiased for the image, nearest for the masks."""
+    """Antialiased for the image, nearest for masks and valid pixels."""
     if size == sample.size:
         return sample
     image = F.interpolate(sample.image[None], size=size, mode="bilinear", antialias=True)[0]
-    masks = (
-        F.interpolate(sample.masks[None], size=size, mode="nearest-exact")[0]
-        if len(sample.masks)
-        else (sample.masks.new_zeros(0, *size))
-    )
-    return replace(sample, image=image, masks=masks)
+    return sample.with_pixels(image, lambda masks: _resize_masks(masks, size))
+
+
+def _resize_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
+    if not len(masks):  # torch refuses to interpolate nothing
+        return masks.new_zeros(0, *size)
+    return F.interpolate(masks[None], size=size, mode="nearest-exact")[0]
 
 
 def resized_size(height: int, width: int, short: int, longest: int) -> tuple[int, int]:
@@ -205,29 +228,38 @@ def resized_size(height: int, width: int, short: int, longest: int) -> tuple[int
 
 def crop(sample: Sample, size: tuple[int, int], rng: np.random.Generator) -> Sample:
     """A window of the given size, uniformly placed."""
-    window = place(sample.size, size, rng)
-    return replace(sample, image=sample.image[:, *window], masks=sample.masks[:, *window])
+    window = random_window(sample.size, size, rng)
+    return sample.with_pixels(sample.image[:, *window], lambda masks: masks[:, *window])
 
 
-def place(sides: tuple[int, int], size: tuple[int, int], rng: np.random.Generator) -> Window:
-    """A window of the given size, uniformly placed."""
-    top, left = (int(rng.integers(0, side - wanted + 1)) for side, wanted in zip(sides, size, strict=True))
+def pad(sample: Sample, height: int, width: int) -> Sample:
+    """Padded at the bottom and the right with black background; the padding counts as valid."""
+    padding = (0, width - sample.size[1], 0, height - sample.size[0])
+    valid = None if sample.valid is None else F.pad(sample.valid, padding, value=1)
+    return replace(sample, image=F.pad(sample.image, padding), masks=F.pad(sample.masks, padding), valid=valid)
+
+
+def random_window(image_size: tuple[int, int], size: tuple[int, int], rng: np.random.Generator) -> Window:
+    """A window of the given size inside an image, uniformly placed."""
+    top, left = (int(rng.integers(0, side - length + 1)) for side, length in zip(image_size, size, strict=True))
     return slice(top, top + size[0]), slice(left, left + size[1])
 
 
-def resize_and_cut(sample: Sample, size: tuple[int, int], window: Window) -> Sample:
-    """What cutting the window after `resize` gives; masks, of which there may be many, are resized only inside it."""
-    if window == (slice(0, size[0]), slice(0, size[1])):  # all of it, which `resize` does faster
+def resize_and_crop(sample: Sample, size: tuple[int, int], window: Window) -> Sample:
+    """The same as cropping the window after `resize`; masks, of which there may be many, are resized only inside it."""
+    if window == (slice(0, size[0]), slice(0, size[1])):  # the whole image, for which `resize` is faster
         return resize(sample, size)
-    image = resize(replace(sample, masks=sample.masks[:0]), size).image[:, *window]
-    rows, columns = (_nearest(*sides)[shown] for *sides, shown in zip(sample.size, size, window, strict=True))
-    if len(rows) < sample.size[0]:  # choosing columns costs most: among as few rows as possible
-        masks = sample.masks.index_select(1, rows).index_select(2, columns)
-    else:
-        masks = sample.masks.index_select(2, columns).index_select(1, rows)
-    return Sample(image, masks, sample.labels)
+    image = resize(Sample(sample.image, sample.masks[:0], sample.labels[:0]), size).image[:, *window]
+    rows, columns = (_nearest(*sides)[span] for *sides, span in zip(sample.size, size, window, strict=True))
+
+    def select(masks: Tensor) -> Tensor:
+        if len(rows) < sample.size[0]:  # selecting columns costs most: do it in as few rows as possible
+            return masks.index_select(1, rows).index_select(2, columns)
+        return masks.index_select(2, columns).index_select(1, rows)
+
+    return sample.with_pixels(image, select)
 
 
 def _nearest(old: int, new: int) -> Tensor:
-    """(new,) the old index that each new one takes."""
+    """(new,) index of the old pixel that each new pixel copies."""
     return F.interpolate(torch.arange(old).float()[None, None], size=new, mode="nearest-exact")[0, 0].long()

@@ -1,4 +1,4 @@
-"""A look at a data set before hours are spent on it."""
+"""Everything that is wrong with a data set, found before training."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from uniquery.data.coco_json import Problem, find_problems, has_size, is_id, is_text, read_json, shown
+from uniquery.data.coco_json import Problem, TableCheck, check_tables, image_file_name, read_json
+from uniquery.data.dataset import Row
 from uniquery.data.images import check_image_root, image_size, inside_root, is_file, read_image
+from uniquery.data.json_values import has_size, is_id, is_text, shorten
 from uniquery.errors import DataError
-from uniquery.masks import rle
 
 AREA_LIMITS = {"tiny (< 8²)": 8**2, "small (< 32²)": 32**2, "medium (< 96²)": 96**2, "large": float("inf")}
 COUNT_LIMITS = {"0": 0, "1–10": 10, "11–50": 50, "51–100": 100, "101–300": 300, "more": float("inf")}
@@ -23,7 +24,7 @@ class DataReport:
 
     Attributes:
         images: how many.
-        instances: how many, crowd regions aside.
+        instances: how many, crowd regions excluded.
         crowd: how many crowd regions.
         problems: everything found, fatal or not.
         classes: class → instances.
@@ -56,45 +57,44 @@ def check_data(
         annotations: the json.
         images: the folder its file names are relative to.
         read_pixels: decode every image, which finds truncated files; otherwise only headers are read.
-        progress: told how many images are done, of how many.
+        progress: called with how many images are done, and how many there are.
 
     Raises:
         DataError: the json cannot be read at all, or the folder is missing.
     """
     raw = read_json(annotations)
     check_image_root(images)
-    masks: dict[int, rle.Rle] = {}
-    problems = list(find_problems(raw, images, masks))
+    check = check_tables(raw, images)
     if "annotations" not in raw:
-        problems.append(Problem("no annotations", f"{annotations} has no 'annotations'."))
+        check.problems.append(Problem("no annotations", f"{annotations} has no 'annotations'."))
     for done, row in enumerate(raw["images"], start=1):
-        problems += _file_problems(row, images, read_pixels)
+        check.problems += _file_problems(row, images, read_pixels)
         progress(done, len(raw["images"]))
-    return _summary(raw, masks, problems)
+    return _summary(raw, check)
 
 
-def _file_problems(row: Mapping[str, Any], root: Path, read_pixels: bool) -> Iterator[Problem]:
-    where, name = f"Image {shown(row.get('id'))}", row.get("file_name")
+def _file_problems(row: Row, root: Path, read_pixels: bool) -> Iterator[Problem]:
+    image, name = f"Image {shorten(row.get('id'))}", image_file_name(row, root)
     try:
         path = inside_root(root, name if is_text(name) else "")
     except DataError:
-        return  # the table's own problem
+        return  # `check_tables` reports it
     if not is_file(path):
-        yield Problem("missing file", f"{where}: {path} is missing.")
+        yield Problem("missing file", f"{image}: {path} is missing.")
         return
     try:
         height, width = read_image(path).shape[:2] if read_pixels else image_size(path)
     except DataError as error:
-        yield Problem("unreadable file", f"{where}: {error}")
+        yield Problem("unreadable file", f"{image}: {error}")
         return
     if has_size(row) and (row["height"], row["width"]) != (height, width):
         hint = ": exchanged, as if by EXIF orientation" if (row["width"], row["height"]) == (height, width) else ""
-        said = f"the json says {row['width']}×{row['height']}"
-        yield Problem("size mismatch", f"{where}: {path} is {width}×{height} upright, {said}{hint}.")
+        given = f"the json says {row['width']}×{row['height']}"
+        yield Problem("size mismatch", f"{image}: {path} is {width}×{height} upright, {given}{hint}.")
 
 
-def _summary(raw: Mapping[str, Any], masks: Mapping[int, rle.Rle], problems: list[Problem]) -> DataReport:
-    names = {c["id"]: shown(c.get("name")) for c in raw["categories"] if is_id(c.get("id"))}
+def _summary(raw: Mapping[str, Any], check: TableCheck) -> DataReport:
+    names = {c["id"]: shorten(c.get("name")) for c in raw["categories"] if is_id(c.get("id"))}
     classes: Counter[str] = Counter(dict.fromkeys(names.values(), 0))
     areas: Counter[str] = Counter()
     per_image: Counter[int] = Counter({i["id"]: 0 for i in raw["images"] if is_id(i.get("id"))})
@@ -103,18 +103,18 @@ def _summary(raw: Mapping[str, Any], masks: Mapping[int, rle.Rle], problems: lis
         if row.get("iscrowd"):
             crowd += 1
             continue
-        number, image, category = row.get("id"), row.get("image_id"), row.get("category_id")
+        annotation, image, category = row.get("id"), row.get("image_id"), row.get("category_id")
         classes[names.get(category, "unknown") if is_id(category) else "unknown"] += 1
         if is_id(image) and image in per_image:
             per_image[image] += 1
-        if is_id(number) and number in masks:
-            areas[_bucket(rle.area(masks[number]), AREA_LIMITS, below=True)] += 1
+        if is_id(annotation) and check.mask_areas.get(annotation):
+            areas[_bucket(check.mask_areas[annotation], AREA_LIMITS, below=True)] += 1
     counts = Counter(_bucket(n, COUNT_LIMITS, below=False) for n in per_image.values())
     return DataReport(
         images=len(raw["images"]),
         instances=sum(classes.values()),
         crowd=crowd,
-        problems=tuple(problems),
+        problems=tuple(check.problems),
         classes=dict(classes),
         areas={name: areas[name] for name in AREA_LIMITS},
         counts={name: counts[name] for name in COUNT_LIMITS},

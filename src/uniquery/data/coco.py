@@ -1,10 +1,14 @@
-"""COCO instance annotations: read once, checked whole, held in flat shared arrays."""
+"""COCO instance annotations: read once, checked completely, kept in flat shared tensors.
+
+Letters: I images, A annotations, K instances of one image, H × W pixels.
+"""
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +17,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from uniquery.data.coco_json import find_problems, read_json
+from uniquery.data.augment import Sample, image_only
+from uniquery.data.coco_json import TableCheck, check_tables, read_json
+from uniquery.data.dataset import Category, GroundTruth, Row
 from uniquery.data.images import check_image_root, inside_root, is_file, read_image
+from uniquery.data.json_values import read_box
 from uniquery.errors import DataError, did_you_mean
 from uniquery.masks import rle
 
-
-@dataclass(frozen=True)
-class Category:
-    """A class: its id in the annotations and its name."""
-
-    id: int
-    name: str
+IMAGE_EXTRAS = ("coco_url", "neg_category_ids", "not_exhaustive_category_ids")
+"""Keys of 'images' that other formats than COCO instances need; they are kept where they are given."""
 
 
 class CocoData:
@@ -35,54 +37,76 @@ class CocoData:
         images: the folder its file names are relative to.
         classes: names of the classes to use, in the order of their labels; None takes all, by id.
         keep_empty: whether images without instances stay, as negatives.
+        ignore_crowd: whether `load` marks crowd regions as not valid; otherwise they are background.
 
     Raises:
         DataError: anything that would make training go wrong, in one sentence.
     """
 
     def __init__(
-        self, annotations: Path, images: Path, *, classes: Sequence[str] | None = None, keep_empty: bool = True
+        self,
+        annotations: Path,
+        images: Path,
+        *,
+        classes: Sequence[str] | None = None,
+        keep_empty: bool = True,
+        ignore_crowd: bool = True,
     ) -> None:
-        self.annotations, self.image_root = Path(annotations), Path(images)
+        self.annotations, self.image_root, self.ignore_crowd = Path(annotations), Path(images), ignore_crowd
         raw = read_json(self.annotations)
         if "annotations" not in raw:
             raise DataError(f"{annotations} has no 'annotations', which training and evaluation need.")
-        masks = self._checked_masks(raw)
-        self.categories = _chosen_categories(raw["categories"], classes, self.annotations)
-        self._pack(raw, masks, keep_empty)
+        check_image_root(self.image_root)
+        check = check_tables(raw, self.image_root)
+        _raise_fatal(check, self.annotations)
+        self.warnings = [problem.text for problem in check.problems]
+        self._category_rows = _select_categories(raw["categories"], classes, self.annotations)
+        self.categories = [Category(row["id"], row["name"]) for row in self._category_rows]
+        self._pack(raw, check, keep_empty)
         if not len(self):
             raise DataError(
                 f"{annotations} has no image left to use: set data.keep_empty to keep those without instances."
             )
 
-    def _checked_masks(self, raw: dict[str, Any]) -> dict[int, rle.Rle]:
-        check_image_root(self.image_root)
-        masks: dict[int, rle.Rle] = {}
-        problems = list(find_problems(raw, self.image_root, masks))
-        fatal = [p for p in problems if p.fatal]
-        if fatal:
-            more = f" (and {len(fatal) - 1} more problems; see: uniquery data check)" if len(fatal) > 1 else ""
-            raise DataError(f"{self.annotations}: {fatal[0].text.removesuffix('.')}{more}.")
-        self.warnings = [p.text for p in problems]
-        return masks
-
-    def _pack(self, raw: dict[str, Any], masks: dict[int, rle.Rle], keep_empty: bool) -> None:
-        label_of = {c.id: label for label, c in enumerate(self.categories)}
-        by_image: dict[int, list[dict[str, Any]]] = {row["id"]: [] for row in raw["images"]}
+    def _pack(self, raw: Row, check: TableCheck, keep_empty: bool) -> None:
+        labels = {c.id: label for label, c in enumerate(self.categories)}
+        by_image: dict[int, list[Row]] = {row["id"]: [] for row in raw["images"]}
         for row in raw["annotations"]:
-            if row["category_id"] in label_of and row["id"] in masks:
+            if row["category_id"] in labels:
                 by_image[row["image_id"]].append(row)
-        rows = [i for i in raw["images"] if keep_empty or any(not a.get("iscrowd") for a in by_image[i["id"]])]
-        annotations = [a for i in rows for a in by_image[i["id"]]]
-        counts = [len(by_image[i["id"]]) for i in rows]
-        self.image_ids = _shared([i["id"] for i in rows])
-        self.sizes = _shared([[i["height"], i["width"]] for i in rows]).view(-1, 2)
-        self.starts = _shared(np.cumsum([0, *counts]))
-        self.labels = _shared([label_of[a["category_id"]] for a in annotations])
+
+        def has_instance(image: Row) -> bool:
+            return any(check.mask_areas[a["id"]] and not a.get("iscrowd") for a in by_image[image["id"]])
+
+        images = [row for row in raw["images"] if keep_empty or has_instance(row)]
+        annotations = [a for i in images for a in by_image[i["id"]]]
+        self.image_ids = _shared([i["id"] for i in images])
+        self.sizes = _shared([[i["height"], i["width"]] for i in images]).view(-1, 2)
+        self.starts = _shared(np.cumsum([0, *(len(by_image[i["id"]]) for i in images)]))
+        self.labels = _shared([labels[a["category_id"]] for a in annotations])
         self.crowd = _shared([bool(a.get("iscrowd")) for a in annotations], np.bool_)
         self.annotation_ids = _shared([a["id"] for a in annotations])
-        self._names = PackedStrings([i["file_name"] for i in rows])
-        self._masks = PackedStrings([masks[a["id"]]["counts"] for a in annotations])
+        self.mask_areas = _shared([check.mask_areas[a["id"]] for a in annotations])
+        self.areas = _shared([_given(a.get("area"), check.mask_areas[a["id"]]) for a in annotations], np.float64)
+        self._pack_boxes(annotations)
+        self._names = PackedStrings([check.file_names[i["id"]] for i in images])
+        self._masks = PackedStrings([check.masks[a["id"]]["counts"] for a in annotations])
+        extras = [{key: i[key] for key in IMAGE_EXTRAS if key in i} for i in images]
+        self._extras = PackedStrings([json.dumps(one) if one else "" for one in extras])
+
+    def _pack_boxes(self, annotations: Sequence[Row]) -> None:
+        """The boxes of the json, NaN where there is none; training does not read them, so unsound ones are kept too."""
+        boxes = np.full((len(annotations), 4), np.nan)
+        self._unsound_boxes: dict[int, Any] = {}
+        for number, row in enumerate(annotations):
+            box = row.get("bbox")
+            if box is None or box == []:
+                continue
+            try:
+                boxes[number] = read_box(box)
+            except ValueError:
+                self._unsound_boxes[number] = box
+        self.boxes = _shared(boxes, np.float64)
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -93,64 +117,114 @@ class CocoData:
         return [c.name for c in self.categories]
 
     def path(self, index: int) -> Path:
-        """Where an image lies."""
+        """The file of an image."""
         return inside_root(self.image_root, self._names[index])
 
     def instances_per_image(self) -> Tensor:
-        """(I,) how many non-crowd instances each image has."""
+        """(I,) how many instances each image has, crowd regions and empty masks excluded."""
         image = torch.repeat_interleave(torch.arange(len(self)), self.starts.diff())
-        return torch.bincount(image[~self.crowd], minlength=len(self))
+        return torch.bincount(image[~self.crowd & (self.mask_areas > 0)], minlength=len(self))
 
     def checksum(self) -> int:
-        """Of everything that the annotations say, wherever the files lie."""
+        """Of everything that training reads from the annotations, wherever the files are."""
         total = 0
         for column in (self.image_ids, self.sizes, self.starts, self.labels, self.crowd, self.annotation_ids):
             total = zlib.crc32(column.numpy().data, total)
         return self._masks.checksum(self._names.checksum(total))
 
-    def rles(self, index: int) -> list[tuple[int, rle.Rle]]:
-        """(label, run lengths) of the non-crowd instances of an image."""
-        size = self.sizes[index].tolist()
-        span = range(int(self.starts[index]), int(self.starts[index + 1]))
-        return [(int(self.labels[a]), {"size": size, "counts": self._masks[a]}) for a in span if not self.crowd[a]]
+    def instances(self, index: int) -> list[tuple[int, rle.Rle]]:
+        """(label, run-length mask) of the instances of an image, crowd regions and empty masks excluded."""
+        numbers = self._annotation_numbers(index, crowd=False)
+        return [(int(self.labels[number]), self._mask(index, number)) for number in numbers]
 
-    def load(self, index: int) -> tuple[npt.NDArray[np.uint8], Tensor, Tensor]:
-        """An image (H, W, 3), its instances' masks (K, H, W) uint8 and labels (K,); crowd and empty ones left out.
+    def load(self, index: int) -> Sample:
+        """An image and its instances.
 
         Raises:
-            DataError: naming the file and its first annotation.
+            DataError: names the file and its first annotation.
         """
-        image = self.read(index)
-        pairs = self.rles(index)
-        masks = [torch.from_numpy(rle.decode(mask)) for _, mask in pairs]
-        stacked = torch.stack(masks) if masks else torch.zeros(0, *image.shape[:2], dtype=torch.uint8)
-        return image, stacked, torch.tensor([label for label, _ in pairs], dtype=torch.int64)
+        sample = image_only(self.read(index))
+        instances = self.instances(index)
+        masks = [torch.from_numpy(rle.decode(mask)) for _, mask in instances]
+        stacked = torch.stack(masks) if masks else sample.masks
+        labels = torch.tensor([label for label, _ in instances], dtype=torch.int64)
+        return Sample(sample.image, stacked, labels, self._valid(index, stacked) if self.ignore_crowd else None)
+
+    def _valid(self, index: int, masks: Tensor) -> Tensor | None:
+        """(H, W) uint8, 0 in crowd regions; instances (K, H, W) inside them stay valid. None without crowd regions."""
+        crowd = self._annotation_numbers(index, crowd=True)
+        if not crowd:
+            return None
+        valid = torch.ones(masks.shape[1:], dtype=torch.uint8)
+        for number in crowd:
+            valid[torch.from_numpy(rle.decode(self._mask(index, number))).bool()] = 0
+        valid[masks.any(0).bool()] = 1
+        return valid
+
+    def _annotation_numbers(self, index: int, *, crowd: bool) -> list[int]:
+        """Positions in the columns of an image's annotations with a mask that is not empty."""
+        numbers = range(int(self.starts[index]), int(self.starts[index + 1]))
+        return [number for number in numbers if self.crowd[number] == crowd and self.mask_areas[number]]
+
+    def _mask(self, index: int, number: int) -> rle.Rle:
+        return {"size": self.sizes[index].tolist(), "counts": self._masks[number]}
 
     def read(self, index: int) -> npt.NDArray[np.uint8]:
-        """An image (H, W, 3), which has the size that the annotations say."""
-        span = self.annotation_ids[self.starts[index] : self.starts[index + 1]].tolist()
-        where = f" (image {int(self.image_ids[index])}, {f'annotation {span[0]}' if span else 'no annotations'})"
+        """An image (H, W, 3), which has the size that the annotations give."""
         try:
             image = read_image(self.path(index))
         except DataError as error:
-            raise DataError(f"{str(error).rstrip('.')}{where}.") from None
-        if list(image.shape[:2]) != self.sizes[index].tolist():
-            height, width = self.sizes[index].tolist()
+            raise DataError(f"{str(error).rstrip('.')} ({self._image_name(index)}).") from None
+        height, width = self.sizes[index].tolist()
+        if image.shape[:2] != (height, width):
             raise DataError(
                 f"{self.path(index)} is {image.shape[1]}×{image.shape[0]} upright, but the annotations say "
-                f"{width}×{height}{where}: mend the json, or the image's EXIF orientation."
+                f"{width}×{height} ({self._image_name(index)}): fix the json, or the image's EXIF orientation."
             )
         return image
 
     def check_files_exist(self) -> None:
-        """Raises if an image file is missing, before hours of training find out."""
-        missing = [i for i in range(len(self)) if not is_file(self.path(i))]
+        """Raises if an image file is missing, before training starts."""
+        missing = [index for index in range(len(self)) if not is_file(self.path(index))]
         if missing:
-            span = self.annotation_ids[self.starts[missing[0]] : self.starts[missing[0] + 1]].tolist()
             raise DataError(
                 f"{len(missing)} of {len(self)} image files are missing, the first is {self.path(missing[0])} "
-                f"(image {int(self.image_ids[missing[0]])}, annotation {span[0] if span else 'none'})."
+                f"({self._image_name(missing[0])})."
             )
+
+    def _image_name(self, index: int) -> str:
+        """An image and its first annotation, for error messages."""
+        ids = self.annotation_ids[self.starts[index] : self.starts[index + 1]].tolist()
+        return f"image {int(self.image_ids[index])}, {f'annotation {ids[0]}' if ids else 'no annotations'}"
+
+    def ground_truth(self) -> GroundTruth:
+        """The annotations of these images and classes as COCO tables; metrics are the same as with the json."""
+        ids, sizes = self.image_ids.tolist(), self.sizes.tolist()
+        images = {
+            image_id: {"id": image_id, "height": height, "width": width, **json.loads(extras or "{}")}
+            for image_id, (height, width), extras in zip(ids, sizes, self._extras.tolist(), strict=True)
+        }
+        index = torch.repeat_interleave(torch.arange(len(self)), self.starts.diff()).tolist()
+        boxes = [None if box[0] != box[0] else box for box in self.boxes.tolist()]
+        for number, box in self._unsound_boxes.items():
+            boxes[number] = box
+        columns = (self.annotation_ids, self.labels, self.crowd, self.areas)
+        annotations = [
+            {
+                "id": number,
+                "image_id": ids[i],
+                "category_id": self.categories[label].id,
+                "iscrowd": int(crowd),
+                "area": area,
+                "bbox": box,
+                "segmentation": {"size": sizes[i], "counts": counts},
+            }
+            for i, number, label, crowd, area, box, counts in zip(
+                index, *(column.tolist() for column in columns), boxes, self._masks.tolist(), strict=True
+            )
+        ]
+        categories = {row["id"]: row for row in sorted(self._category_rows, key=lambda row: row["id"])}
+        return GroundTruth(images, categories, annotations, str(self.annotations))
 
 
 class PackedStrings:
@@ -171,8 +245,17 @@ class PackedStrings:
     def __len__(self) -> int:
         return len(self._ends) - 1
 
+    def tolist(self) -> list[str]:
+        """All strings.
+
+        >>> PackedStrings(["a", "", "größe"]).tolist()
+        ['a', '', 'größe']
+        """
+        joined, ends = self._bytes.numpy().tobytes(), self._ends.tolist()
+        return [joined[start:end].decode() for start, end in pairwise(ends)]
+
     def checksum(self, start: int = 0) -> int:
-        """The CRC-32 of all strings, after that of what came before them."""
+        """The CRC-32 of all strings, continued from the CRC-32 `start`."""
         return zlib.crc32(self._bytes.numpy().data, zlib.crc32(self._ends.numpy().data, start))
 
 
@@ -181,10 +264,21 @@ def _shared(values: Any, dtype: npt.DTypeLike = np.int64) -> Tensor:
     return tensor
 
 
-def _chosen_categories(rows: Sequence[dict[str, Any]], classes: Sequence[str] | None, path: Path) -> list[Category]:
-    by_name = {row["name"]: Category(row["id"], row["name"]) for row in rows}
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _raise_fatal(check: TableCheck, path: Path) -> None:
+    fatal = [problem for problem in check.problems if problem.fatal]
+    if fatal:
+        more = f" (and {len(fatal) - 1} more problems; see: uniquery data check)" if len(fatal) > 1 else ""
+        raise DataError(f"{path}: {fatal[0].text.removesuffix('.')}{more}.")
+
+
+def _select_categories(rows: Sequence[Row], classes: Sequence[str] | None, path: Path) -> list[Row]:
+    by_name = {row["name"]: row for row in rows}
     if classes is None:
-        return sorted(by_name.values(), key=lambda c: c.id)
+        return sorted(by_name.values(), key=lambda row: row["id"])
     if not classes or len(set(classes)) < len(classes):
         raise DataError(f"The classes to use from {path} must be one or more different names, not {list(classes)}.")
     for name in classes:

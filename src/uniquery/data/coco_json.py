@@ -1,23 +1,22 @@
-"""The tables of a COCO json: read, and searched for everything that is wrong with them."""
+"""The tables of a COCO json: read, and checked for everything that can be wrong with them."""
 
 from __future__ import annotations
 
-import json
-import reprlib
-import sys
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 
-from uniquery.data.images import MOST_PIXELS, inside_root
+from uniquery.data.dataset import Row
+from uniquery.data.images import MOST_PIXELS, inside_root, is_file
+from uniquery.data.json_values import has_size, is_finite_number, is_id, is_text, parse_json, read_mask, shorten
 from uniquery.errors import DataError
 from uniquery.masks import rle
 
-Row = dict[str, Any]
+_NEEDS_ID = "needs a whole number of at most 64 bits as 'id'"
 
 
 @dataclass(frozen=True)
@@ -35,13 +34,30 @@ class Problem:
     fatal: bool = True
 
 
+@dataclass
+class TableCheck:
+    """What a check of the tables gives.
+
+    Attributes:
+        problems: everything that is wrong.
+        file_names: image id → name of its file, relative to the image folder, where it has one.
+        masks: annotation id → its mask, where the segmentation is sound; it may be empty.
+        mask_areas: annotation id → number of pixels of that mask.
+    """
+
+    problems: list[Problem] = field(default_factory=list)
+    file_names: dict[int, str] = field(default_factory=dict)
+    masks: dict[int, rle.Rle] = field(default_factory=dict)
+    mask_areas: dict[int, int] = field(default_factory=dict)
+
+
 def read_json(path: Path) -> dict[str, Any]:
-    """The raw content of a COCO instance json, with its tables in place.
+    """The raw content of a COCO instance json, whose tables are lists of rows.
 
     Raises:
         DataError: the file is missing, broken, or not COCO.
     """
-    raw = _parse(path)
+    raw = parse_json(path)
     if not isinstance(raw, dict):
         raise DataError(f"{path} is not a COCO json: it holds a {type(raw).__name__}, not tables.")
     for table in ("images", "categories", "annotations"):
@@ -56,150 +72,126 @@ def read_json(path: Path) -> dict[str, Any]:
     return raw
 
 
-def _parse(path: Path) -> Any:
-    try:
-        return json.loads(Path(path).read_bytes())
-    except FileNotFoundError:
-        raise DataError(f"Annotation file not found: {path}.") from None
-    except IsADirectoryError:
-        raise DataError(f"{path} is a folder: name the annotation json inside it.") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (ValueError, RecursionError) as error:  # also bytes that are not text, numbers and nesting without end
-        raise DataError(f"{path} is not valid json: {error}.") from None
-
-
-def find_problems(raw: Mapping[str, Any], image_root: Path, masks: dict[int, rle.Rle]) -> Iterator[Problem]:
-    """Everything that is wrong with the tables themselves; files are not opened.
-
-    Every mask has to be made to be checked: sound ones that own a pixel are left in `masks`, by annotation id.
-    """
+def check_tables(raw: Mapping[str, Any], image_root: Path) -> TableCheck:
+    """Checks the tables and decodes every mask; image files are not opened."""
     annotations = raw.get("annotations", [])
-    yield from _category_problems(raw["categories"])
-    yield from _image_problems(raw["images"], image_root)
-    yield from _duplicate_ids(annotations, "Annotation")
+    check = TableCheck()
+    check.problems += _category_problems(raw["categories"])
+    check.problems += _image_problems(raw["images"], image_root, check.file_names)
+    check.problems += _duplicate_ids(annotations, "Annotation")
     sizes = {i["id"]: (i["height"], i["width"]) if has_size(i) else None for i in raw["images"] if is_id(i.get("id"))}
     categories = {c["id"] for c in raw["categories"] if is_id(c.get("id"))}
     for row in annotations:
         if not is_id(row.get("id")):
-            yield Problem("annotation id", f"{_annotation(row)} needs a whole number of at most 64 bits as 'id'.")
+            check.problems.append(Problem("annotation id", f"{_annotation(row)} {_NEEDS_ID}."))
             continue
-        yield from _link_problems(row, sizes, categories)
+        check.problems += _reference_problems(row, sizes, categories)
         size = sizes.get(row["image_id"]) if is_id(row.get("image_id")) else None
         if size is not None:
-            yield from _mask_problems(row, *size, masks)
+            check.problems += _mask_problems(row, *size, check)
+    return check
 
 
-def _duplicate_ids(rows: Sequence[Row], what: str) -> Iterator[Problem]:
+def _duplicate_ids(rows: Sequence[Row], table: str) -> Iterator[Problem]:
     for number, count in Counter(row["id"] for row in rows if is_id(row.get("id"))).items():
         if count > 1:
-            yield Problem("duplicate id", f"{what} id {number} appears {count} times.")
+            yield Problem("duplicate id", f"{table} id {number} appears {count} times.")
 
 
 def _category_problems(rows: Sequence[Row]) -> Iterator[Problem]:
     yield from _duplicate_ids(rows, "Category")
     for row in rows:
         if not is_id(row.get("id")) or not is_text(row.get("name")):
-            needs = "needs a whole number of at most 64 bits as 'id' and a text as 'name'"
-            yield Problem("category", f"Category {shown(row.get('id'))} ({shown(row.get('name'))}) {needs}.")
+            category = f"Category {shorten(row.get('id'))} ({shorten(row.get('name'))})"
+            yield Problem("category", f"{category} {_NEEDS_ID} and a text as 'name'.")
     for name, count in Counter(row["name"] for row in rows if is_text(row.get("name"))).items():
         if count > 1:
-            text = f"{count} categories are named '{shown(name)}': classes are told apart by name."
+            text = f"{count} categories are named '{shorten(name)}': each class needs a name that no other has."
             yield Problem("duplicate name", text)
 
 
-def _image_problems(rows: Sequence[Row], image_root: Path) -> Iterator[Problem]:
+def _image_problems(rows: Sequence[Row], image_root: Path, file_names: dict[int, str]) -> Iterator[Problem]:
     yield from _duplicate_ids(rows, "Image")
     owners: dict[Path, list[int]] = {}
     for row in rows:
-        where = f"Image {shown(row.get('id'))} ({shown(row.get('file_name'))})"
-        if not is_id(row.get("id")) or not is_text(row.get("file_name")):
-            needs = "needs a whole number of at most 64 bits as 'id' and a text as 'file_name'"
-            yield Problem("image entry", f"{where} {needs}.")
+        name = image_file_name(row, image_root)
+        image = f"Image {shorten(row.get('id'))} ({shorten(name)})"
+        if not is_id(row.get("id")) or not is_text(name):
+            yield Problem("image entry", f"{image} {_NEEDS_ID} and a text as 'file_name'.")
             continue
+        file_names[row["id"]] = name
         if not has_size(row):
             needs = f"needs 'width' and 'height', whole numbers above 0 and at most {MOST_PIXELS:,} pixels together"
-            said = f"{shown(row.get('width'))} and {shown(row.get('height'))}"
-            yield Problem("image entry", f"{where} {needs}, not {said}.")
+            given = f"{shorten(row.get('width'))} and {shorten(row.get('height'))}"
+            yield Problem("image entry", f"{image} {needs}, not {given}.")
         try:
-            owners.setdefault(inside_root(image_root, row["file_name"]), []).append(row["id"])
+            owners.setdefault(inside_root(image_root, name), []).append(row["id"])
         except DataError as error:
             yield Problem("file name", f"Image {row['id']}: {error}")
     for path, ids in owners.items():
         if len(set(ids)) > 1:
-            text = f"Images {shown(ids)} are the same file, {shown(str(path.relative_to(image_root)))}."
+            text = f"Images {shorten(ids)} are the same file, {shorten(str(path.relative_to(image_root)))}."
             yield Problem("shared file", text, fatal=False)
 
 
-def _link_problems(row: Row, images: Container[int], categories: Container[int]) -> Iterator[Problem]:
-    """What an annotation says of its place in the other tables, and of itself."""
+def image_file_name(row: Row, image_root: Path) -> Any:
+    """The 'file_name' of an image; without one, as in LVIS, the last two parts of its 'coco_url'.
+
+    If there is no such file, but one that is named like the last part alone, it is that.
+
+    >>> image_file_name({"coco_url": "http://images.cocodataset.org/train2017/000000391895.jpg"}, Path("images"))
+    'train2017/000000391895.jpg'
+    """
+    name, url = row.get("file_name"), row.get("coco_url")
+    if name is not None or not is_text(url):
+        return name
+    parts = [part for part in url.rpartition("://")[2].split("/")[1:] if part][-2:]
+    name, last = "/".join(parts), parts[-1] if parts else ""
+    return last if not _exists(image_root, name) and _exists(image_root, last) else name
+
+
+def _exists(image_root: Path, name: str) -> bool:
+    try:
+        return is_file(inside_root(image_root, name))
+    except DataError:
+        return False
+
+
+def _reference_problems(row: Row, images: Container[int], categories: Container[int]) -> Iterator[Problem]:
+    """What is wrong with an annotation's values and with its references to other tables."""
     if not is_id(row.get("category_id")) or row["category_id"] not in categories:
-        text = f"{_annotation(row)} has category {shown(row.get('category_id'))}, which is not in 'categories'."
+        text = f"{_annotation(row)} has category {shorten(row.get('category_id'))}, which is not in 'categories'."
         yield Problem("unknown category", text)
     if not is_id(row.get("image_id")) or row["image_id"] not in images:
         yield Problem("unknown image", f"{_annotation(row)} belongs to an image that is not in 'images'.")
     if row.get("iscrowd") not in (0, 1, None):
-        yield Problem("iscrowd", f"{_annotation(row)} has iscrowd {shown(row['iscrowd'])}, which must be 0 or 1.")
-    if row.get("area") is not None and not _is_area(row["area"]):
+        yield Problem("iscrowd", f"{_annotation(row)} has iscrowd {shorten(row['iscrowd'])}, which must be 0 or 1.")
+    area = row.get("area")
+    if area is not None and not (is_finite_number(area) and area >= 0):
         needs = "which must be a finite number of at least 0, or be left out"
-        yield Problem("area", f"{_annotation(row)} has area {shown(row['area'])}, {needs}.")
+        yield Problem("area", f"{_annotation(row)} has area {shorten(area)}, {needs}.")
 
 
-def _mask_problems(row: Row, height: int, width: int, masks: dict[int, rle.Rle]) -> Iterator[Problem]:
+def _mask_problems(row: Row, height: int, width: int, check: TableCheck) -> Iterator[Problem]:
     try:
-        mask = rle.from_segmentation(row.get("segmentation"), height, width)
+        mask = read_mask(row.get("segmentation"), height, width)
     except ValueError as error:
         yield Problem("segmentation", f"{_annotation(row)}: {error}.")
         return
-    if rle.area(mask):
-        masks[row["id"]] = mask
-    else:
-        yield Problem("empty mask", f"{_annotation(row)} has an empty mask; it is ignored.", fatal=False)
-    if isinstance(row["segmentation"], list) and _leaves(row["segmentation"], height, width):
+    check.masks[row["id"]], check.mask_areas[row["id"]] = mask, rle.area(mask)
+    if not check.mask_areas[row["id"]]:
+        yield Problem("empty mask", f"{_annotation(row)} has an empty mask; training ignores it.", fatal=False)
+    if isinstance(row["segmentation"], list) and _is_outside(row["segmentation"], height, width):
         text = f"{_annotation(row)} reaches outside its {width}×{height} image; it is cut."
         yield Problem("outside", text, fatal=False)
 
 
-def _leaves(polygons: Sequence[Sequence[float]], height: int, width: int) -> bool:
-    """Whether coordinates lie outside the image; a pixel of slack, since tools round differently."""
+def _is_outside(polygons: Sequence[Sequence[float]], height: int, width: int) -> bool:
+    """Whether coordinates are outside the image by more than a pixel: tools round differently."""
     points = np.concatenate([np.asarray(polygon, dtype=np.float64) for polygon in polygons])
     xs, ys = points[0::2], points[1::2]
     return bool(xs.min() < -1 or ys.min() < -1 or xs.max() > width + 1 or ys.max() > height + 1)
 
 
 def _annotation(row: Row) -> str:
-    return f"Annotation {shown(row.get('id'))} (image {shown(row.get('image_id'))})"
-
-
-def is_id(value: object) -> TypeGuard[int]:
-    """Whether it is a whole number that a tensor can hold."""
-    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
-
-
-def is_text(value: object) -> TypeGuard[str]:
-    r"""Whether it is a text that can be written again; json lets halves of characters through.
-
-    >>> is_text("cell"), is_text("\ud83d")
-    (True, False)
-    """
-    return isinstance(value, str) and value.encode("utf-8", "replace").decode() == value
-
-
-def has_size(row: Mapping[str, Any]) -> bool:
-    """Whether an entry of 'images' has a height and a width that an image can have."""
-    height, width = row.get("height"), row.get("width")
-    return is_id(height) and is_id(width) and min(height, width) > 0 and height * width <= MOST_PIXELS
-
-
-def _is_area(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
-
-
-def shown(value: Any) -> str:
-    """A value of the json as a part of a sentence: on one line, and short.
-
-    >>> shown("cells/a.png"), shown([[1, 2]] * 9), shown("a" * 100 + "z")[-5:]
-    ('cells/a.png', '[[1, 2], [1, 2], [1, 2], [1, 2], [1, 2], [1, 2], ...]', 'aaaa…')
-    """
-    text = value if isinstance(value, str) and value.isprintable() else reprlib.repr(value)
-    return text if len(text) <= 80 else f"{text[:79]}…"
+    return f"Annotation {shorten(row.get('id'))} (image {shorten(row.get('image_id'))})"

@@ -1,5 +1,7 @@
 """How good the predicted instances are."""
 
-from uniquery.evaluation.coco import Metrics, class_table, evaluate, load_results, table
+from uniquery.evaluation.coco import Metrics, describe_metric, evaluate
+from uniquery.evaluation.entries import load_results
+from uniquery.evaluation.tables import class_table, table
 
-__all__ = ["Metrics", "class_table", "evaluate", "load_results", "table"]
+__all__ = ["Metrics", "class_table", "describe_metric", "evaluate", "load_results", "table"]

@@ -17,28 +17,45 @@ from typing import Any, Literal
 import hotcoco
 import numpy as np
 import numpy.typing as npt
-from rich.table import Table
 
+from uniquery.data.dataset import GroundTruth, Row
 from uniquery.errors import DataError, UserError, did_you_mean
 from uniquery.evaluation.entries import (
-    Entry,
+    AnyGroundTruth,
     IouType,
-    Truth,
     area_of,
     check_annotations,
     check_results,
-    load_results,
+    read_ground_truth,
     read_results,
-    read_truth,
 )
-
-__all__ = ["Backend", "IouType", "Metrics", "class_table", "evaluate", "load_results", "table"]
 
 Backend = Literal["hotcoco", "pycocotools"]
 Array = npt.NDArray[np.float64]
 
-_AREAS = {"s": "small", "m": "medium", "l": "large"}
-_TITLES = {"segm": "mask", "bbox": "box"}
+COCO_DETECTIONS = 100
+"""How many detections per image and category COCO scores."""
+METRIC_DESCRIPTIONS = {
+    "AP": "mean over IoU 0.50 to 0.95",
+    "AP50": "IoU ≥ 0.50",
+    "AP75": "IoU ≥ 0.75",
+    "APs": "small, < 32² pixels",
+    "APm": "medium, 32² to 96²",
+    "APl": "large, > 96²",
+    "AR1": "best 1 per image and class",
+    "AR10": "best 10 per image and class",
+    "AR100": "best 100 per image and class",
+    "ARs": "small, < 32² pixels",
+    "ARm": "medium, 32² to 96²",
+    "ARl": "large, > 96²",
+}
+"""COCO's twelve metrics, in their usual order, and what they are."""
+SUMMARY_METRICS = {"AP": ("AP", "AP50", "AP75")}
+"""Headline metric → the few metrics that a short summary shows, the headline first."""
+
+_AREAS = ("s", "m", "l")
+IOU_TYPES = {"segm": "mask", "bbox": "box"}
+"""What is compared → its name."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +66,11 @@ class Metrics:
         values: AP, AP50, AP75, APs, APm, APl, AR1, AR10, AR<max_detections>, ARs, ARm, ARl. AR1 and AR10 are there
             only when the limit is larger, so that no name promises more detections than were scored.
         per_class: AP of each class by name, or by "name (id)" where classes share a name.
-        per_class_instances: how many instances, crowd regions aside, the ground truth has of each class.
+        per_class_instances: how many instances, crowd regions excluded, the ground truth has of each class.
         iou_type: "segm" for masks, "bbox" for boxes.
         max_detections: how many detections per image and category were scored.
         notes: what a reader of the numbers should know, as sentences.
+        headline: the metric that stands for all: the best checkpoint is the one with the highest value.
     """
 
     values: dict[str, float | None]
@@ -61,14 +79,20 @@ class Metrics:
     iou_type: IouType
     max_detections: int
     notes: tuple[str, ...] = ()
+    headline: str = "AP"
+
+    @property
+    def score(self) -> float | None:
+        """The value of the headline metric."""
+        return self.values[self.headline]
 
 
 def evaluate(
-    truth: Mapping[str, Any] | Path | str,
-    results: Sequence[Entry] | Path | str,
+    truth: AnyGroundTruth,
+    results: Sequence[Row] | Path | str,
     *,
     iou_type: IouType = "segm",
-    max_detections: int = 100,
+    max_detections: int = COCO_DETECTIONS,
     backend: Backend = "hotcoco",
     image_ids: Sequence[int] | None = None,
     category_ids: Sequence[int] | None = None,
@@ -79,7 +103,7 @@ def evaluate(
     result formats, whether or not an entry holds both.
 
     Args:
-        truth: a COCO dictionary or its file.
+        truth: the `ground_truth()` of a data set, a COCO dictionary or its file.
         results: COCO results, or their file.
         iou_type: what is compared, masks or boxes; boxes come from the masks where the results hold none.
         max_detections: how many detections per image and category are scored, best first. COCO's own limit is 100.
@@ -88,7 +112,7 @@ def evaluate(
         category_ids: the classes to score; all by default.
 
     Raises:
-        DataError: ground truth or results are not sound.
+        DataError: something is wrong with the ground truth or the results.
         UserError: the backend is not installed, or an argument is out of its range.
 
     >>> box = {"image_id": 7, "category_id": 0, "bbox": [0, 0, 9, 9]}
@@ -96,23 +120,23 @@ def evaluate(
     >>> round(evaluate(truth, [{**box, "score": 0.5}], iou_type="bbox").values["AP"], 6)
     100.0
     """
-    _check_choice("iou_type", iou_type, _TITLES)
+    _check_choice("iou_type", iou_type, IOU_TYPES)
     _check_choice("backend", backend, _BACKENDS)
     if max_detections < 1:
         raise UserError(f"max_detections is {max_detections} and must be at least 1.")
-    known = _only_categories(read_truth(truth), category_ids)
-    chosen = _chosen(known, image_ids)
-    objects = [{**one, "id": n} for n, one in enumerate(check_annotations(known, iou_type, chosen), 1)]
-    detections = _detections(results, known, iou_type, chosen)
+    ground_truth = _select_categories(read_ground_truth(truth), category_ids)
+    images = _select_images(ground_truth, image_ids)
+    objects = [{**one, "id": n} for n, one in enumerate(check_annotations(ground_truth, iou_type, images), 1)]
+    detections = _detections(results, ground_truth, iou_type, images)
     limits = [limit for limit in (1, 10) if limit < max_detections] + [max_detections]
     counts = Counter(one["category_id"] for one in objects if not one["iscrowd"])
     if counts:
-        wanted, found = _dataset(known, chosen, objects), _dataset(known, chosen, detections)
-        precision, recall = _BACKENDS[backend](wanted, found, iou_type, limits)
+        tables = _tables(ground_truth, images, objects), _tables(ground_truth, images, detections)
+        precision, recall = _BACKENDS[backend](*tables, iou_type, limits)
     else:
-        shape = (len(known.categories), 1 + len(_AREAS), len(limits))
+        shape = (len(ground_truth.categories), 1 + len(_AREAS), len(limits))
         precision, recall = np.full((10, 101, *shape), -1.0), np.full((10, *shape), -1.0)
-    labels = _labels(known.categories)
+    labels = _labels(ground_truth.categories)
     return Metrics(
         values=_values(precision, recall, limits),
         per_class={label: _mean(precision[:, :, k, 0, -1]) for k, label in enumerate(labels.values())},
@@ -123,55 +147,55 @@ def evaluate(
     )
 
 
-def _only_categories(truth: Truth, category_ids: Sequence[int] | None) -> Truth:
+def _select_categories(truth: GroundTruth, category_ids: Sequence[int] | None) -> GroundTruth:
     if category_ids is None:
         return truth
-    kept = {i: truth.categories[i] for i in truth.categories if i in set(category_ids)}
-    annotations = [a for a in truth.annotations if a.get("category_id") in kept]
-    return replace(truth, categories=kept, annotations=annotations)
+    selected = set(category_ids)
+    categories = {i: row for i, row in truth.categories.items() if i in selected}
+    annotations = [a for a in truth.annotations if a.get("category_id") in categories]
+    return replace(truth, categories=categories, annotations=annotations)
 
 
-def _chosen(truth: Truth, image_ids: Sequence[int] | None) -> frozenset[int]:
+def _select_images(truth: GroundTruth, image_ids: Sequence[int] | None) -> frozenset[int]:
     if image_ids is None:
         return frozenset(truth.images)
     unknown = [i for i in image_ids if i not in truth.images]
     if unknown:
-        raise DataError(f"{truth.source} has no image with the id {unknown[0]!r}, which was asked to be scored.")
+        raise DataError(f"{truth.source} has no image with the id {unknown[0]!r}, which is to be scored.")
     return frozenset(image_ids)
 
 
 def _detections(
-    results: Sequence[Entry] | Path | str, truth: Truth, iou_type: IouType, chosen: frozenset[int]
-) -> list[Entry]:
+    results: Sequence[Row] | Path | str, truth: GroundTruth, iou_type: IouType, images: frozenset[int]
+) -> list[Row]:
     if isinstance(results, Path | str):
-        entries: Sequence[Entry] = read_results(results)
+        entries: Sequence[Row] = read_results(results)
         source = str(results)
     else:
         entries, source = results, "the results"
-    checked = check_results(entries, truth, iou_type, source)
     return [
         {**one, "id": n, "area": area_of(one), "iscrowd": 0}
-        for n, one in enumerate(checked, 1)
-        if one["image_id"] in chosen
+        for n, one in enumerate(check_results(entries, truth, iou_type, source), 1)
+        if one["image_id"] in images
     ]
 
 
-def _dataset(truth: Truth, chosen: frozenset[int], annotations: list[Entry]) -> dict[str, Any]:
-    """What both backends read; its masks are run lengths that know their size, so the images' does not matter.
+def _tables(truth: GroundTruth, images: frozenset[int], annotations: list[Row]) -> dict[str, Any]:
+    """What both backends read; masks are run lengths with their own size, so that of the images does not matter.
 
     The annotations are numbered from 1: to pycocotools, a match with id 0 is no match.
     """
     return {
-        "images": [{"id": i, "height": 0, "width": 0} for i in sorted(chosen)],
+        "images": [{"id": i, "height": 0, "width": 0} for i in sorted(images)],
         "categories": [{"id": i, "name": str(i)} for i in truth.categories],
         "annotations": annotations,
     }
 
 
 def _with_hotcoco(
-    wanted: dict[str, Any], found: dict[str, Any], iou_type: IouType, limits: list[int]
+    truth: dict[str, Any], detections: dict[str, Any], iou_type: IouType, limits: list[int]
 ) -> tuple[Array, Array]:
-    run = hotcoco.COCOeval(hotcoco.COCO(wanted), hotcoco.COCO(found), iou_type)
+    run = hotcoco.COCOeval(hotcoco.COCO(truth), hotcoco.COCO(detections), iou_type)
     run.params.max_dets = limits
     run.evaluate()
     run.accumulate()
@@ -180,7 +204,7 @@ def _with_hotcoco(
 
 
 def _with_pycocotools(
-    wanted: dict[str, Any], found: dict[str, Any], iou_type: IouType, limits: list[int]
+    truth: dict[str, Any], detections: dict[str, Any], iou_type: IouType, limits: list[int]
 ) -> tuple[Array, Array]:
     try:
         from pycocotools.coco import COCO
@@ -189,8 +213,8 @@ def _with_pycocotools(
         raise UserError("The backend pycocotools is missing: pip install 'uniquery[pycocotools]'.") from error
     with contextlib.redirect_stdout(io.StringIO()):
         sides = COCO(), COCO()
-        for side, dataset in zip(sides, (wanted, found), strict=True):
-            side.dataset = dataset
+        for side, tables in zip(sides, (truth, detections), strict=True):
+            side.dataset = tables
             side.createIndex()
         run = COCOeval(*sides, iou_type)
         run.params.maxDets = limits
@@ -217,31 +241,31 @@ def _values(precision: Array, recall: Array, limits: list[int]) -> dict[str, flo
     }
 
 
-def _mean(part: Array) -> float | None:
-    """In percent, over what was measured: the backends mark the rest by −1.
+def _mean(values: Array) -> float | None:
+    """In percent, over what was measured: the backends mark everything else by −1.
 
     >>> _mean(np.array([0.5, -1.0, 1.0])), _mean(np.array([-1.0]))
     (75.0, None)
     """
-    measured = part[part > -1]
+    measured = values[values > -1]
     return 100 * float(measured.mean()) if measured.size else None
 
 
-def _labels(categories: Mapping[int, Entry]) -> dict[int, str]:
-    """A name of its own for each category id.
+def _labels(categories: Mapping[int, Row]) -> dict[int, str]:
+    """A different name for each category id.
 
     >>> _labels({1: {"name": "bat"}, 2: {"name": "bat"}, 3: {"name": "cat"}, 4: {}})
     {1: 'bat (1)', 2: 'bat (2)', 3: 'cat', 4: 'category 4'}
     """
     names = {i: str(category.get("name", f"category {i}")) for i, category in categories.items()}
-    often = Counter(names.values())
-    labels = {i: name if often[name] == 1 else f"{name} ({i})" for i, name in names.items()}
+    counts = Counter(names.values())
+    labels = {i: name if counts[name] == 1 else f"{name} ({i})" for i, name in names.items()}
     if len(set(labels.values())) == len(labels):
         return labels
     return {i: f"{name} ({i})" for i, name in names.items()}
 
 
-def _notes(objects: Sequence[Entry], max_detections: int) -> tuple[str, ...]:
+def _notes(objects: Sequence[Row], max_detections: int) -> tuple[str, ...]:
     counts = Counter(one["image_id"] for one in objects if not one["iscrowd"])
     over = [count for count in counts.values() if count > max_detections]
     if not over:
@@ -253,39 +277,15 @@ def _notes(objects: Sequence[Entry], max_detections: int) -> tuple[str, ...]:
     )
 
 
-def table(*metrics: Metrics) -> Table:
-    """A row for each number, a column for each of the metrics."""
-    summary = Table("", "", *(_TITLES[one.iou_type] for one in metrics))
-    for name in dict.fromkeys(name for one in metrics for name in one.values):
-        summary.add_row(name, _meaning(name), *(_percent(one.values.get(name)) for one in metrics))
-    return summary
+def describe_metric(name: str) -> str:
+    """What a metric is, for readers who do not know COCO's names; empty if it is not one of COCO's.
 
-
-def class_table(*metrics: Metrics) -> Table:
-    """A row for each class: its instances, and its AP by each of the metrics."""
-    classes = Table("class", "instances", *(f"{_TITLES[one.iou_type]} AP" for one in metrics))
-    counts = {name: count for one in metrics for name, count in one.per_class_instances.items()}
-    for name, count in counts.items():
-        classes.add_row(name, str(count), *(_percent(one.per_class.get(name)) for one in metrics))
-    return classes
-
-
-def _meaning(name: str) -> str:
-    """What a number says, for readers who do not know COCO's names.
-
-    >>> _meaning("AP50"), _meaning("APs"), _meaning("AR10")
-    ('IoU ≥ 0.50', 'small', 'best 10 per image and class')
+    >>> describe_metric("AP50"), describe_metric("APs"), describe_metric("AR300")
+    ('IoU ≥ 0.50', 'small, < 32² pixels', 'best 300 per image and class')
     """
-    kind, detail = name[:2], name[2:]
-    if detail in _AREAS:
-        return _AREAS[detail]
-    if kind == "AR":
-        return f"best {detail} per image and class"
-    return f"IoU ≥ 0.{detail}" if detail else "mean over IoU 0.50 to 0.95"
-
-
-def _percent(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.2f}"
+    if name.startswith("AR") and name[2:].isdecimal():
+        return f"best {name[2:]} per image and class"
+    return METRIC_DESCRIPTIONS.get(name, "")
 
 
 def _check_choice(name: str, value: str, choices: Mapping[str, object]) -> None:

@@ -1,20 +1,24 @@
-"""What the method is about, measured on any data set: do queries fire on other scenes, do predictions follow g?
+"""What the method is about, measured on any data set.
 
-Letters: Q queries, P pixels, K instances.
+Do queries respond to instances of other images? If an image is transformed by g, do predictions and features change
+by g too?
+
+Letters: Q queries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from uniquery.data.augment import resize, resized_size
-from uniquery.data.batch import Batch, Item, collate, load_sample
-from uniquery.data.coco import CocoData
+from uniquery.data.augment import TestSize, resize, resized_size
+from uniquery.data.batch import Batch, LoadedSample, collate
+from uniquery.data.dataset import Dataset
+from uniquery.evaluation.coco import Metrics
 from uniquery.querying import PixelSampling, Segmenter, Transform, sample_pixels
 from uniquery.querying.equivariance import feature_equivariance, view_of
 from uniquery.querying.memory import StoredPixels
@@ -23,9 +27,9 @@ from uniquery.structures import Instances, PixelMap, Queries, Targets
 
 PIXELS_PER_INSTANCE = 10
 BINS = 2000  # of the histogram of responses: percentiles are exact to 0.0005
-CONFIDENT = 0.5
+CONFIDENT = 0.5  # smallest score of an instance whose equivariance is measured
 
-FAMILIES: dict[str, Callable[[int, int], Transform]] = {
+TRANSFORMS: dict[str, Callable[[int, int], Transform]] = {
     "flip": lambda h, w: Transform(0, 0, h, w, flip=True),
     "crop": lambda h, w: Transform(0, 0, max(32, h * 3 // 4 // 32 * 32), max(32, w * 3 // 4 // 32 * 32)),
     "rotate 30°": lambda h, w: Transform(0, 0, h, w, angle=30.0),
@@ -35,14 +39,14 @@ FAMILIES: dict[str, Callable[[int, int], Transform]] = {
 
 @dataclass(frozen=True)
 class CrossScene:
-    """How strongly matched queries fire, as probabilities.
+    """How strongly matched queries respond, as probabilities.
 
     Attributes:
         queries: how many were measured.
         own: mean response on the pixels of the own instance.
         mean: mean response on instance pixels of other images.
-        p99: its 99th percentile.
-        above_half: share of (query, pixel) pairs above 0.5.
+        p99: 99th percentile of the response on instance pixels of other images.
+        above_half: share of (query, pixel of another image) pairs above 0.5.
     """
 
     queries: int
@@ -53,7 +57,7 @@ class CrossScene:
 
 
 @dataclass(frozen=True)
-class Equivariant:
+class EquivarianceError:
     """How far predictions and features are from following a transformation.
 
     Attributes:
@@ -66,49 +70,93 @@ class Equivariant:
 
 
 @dataclass(frozen=True)
-class Scene:
-    """One image as the model saw it, with what it made of it.
+class ProbedImage:
+    """One image and what the model computed from it.
 
     Attributes:
         batch: the image and its ground truth.
-        embeddings: f(I).
+        pixel_map: f(I).
         queries: those that own an instance.
-        own: (Q,) mean response of each query on its own instance.
-        pixels: sampled inside instances.
-        found: confident predictions, at the size the model saw.
+        own_response: (Q,) mean response of each query on its own instance.
+        instance_pixels: sampled inside instances.
+        instances: confident predictions, at the size the model got.
     """
 
     batch: Batch
-    embeddings: PixelMap
+    pixel_map: PixelMap
     queries: Queries
-    own: Tensor
-    pixels: StoredPixels
-    found: Instances
+    own_response: Tensor
+    instance_pixels: StoredPixels
+    instances: Instances
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All that is measured.
+
+    Attributes:
+        images: those that were measured.
+        cross_scene: None if no query is matched, or there is no other image.
+        equivariance: by the name of the transformation; None if nothing could be compared.
+        sweep: mask metrics by mask threshold, if they were measured.
+    """
+
+    images: Sequence[ProbedImage]
+    cross_scene: CrossScene | None
+    equivariance: Mapping[str, EquivarianceError | None]
+    sweep: Mapping[float, Metrics] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers, ready for json."""
+        numbers: dict[str, Any] = {
+            "images": len(self.images),
+            "cross_scene": asdict(self.cross_scene) if self.cross_scene else None,
+            "equivariance": {name: asdict(error) if error else None for name, error in self.equivariance.items()},
+        }
+        if self.sweep is not None:
+            numbers["sweep"] = {str(threshold): metrics.values for threshold, metrics in self.sweep.items()}
+        return numbers
+
+
+def diagnose(model: Segmenter[Any, Any, Any], data: Dataset, size: TestSize, images: int = 32) -> Diagnosis:
+    """Measures a model on some images, spread over a data set; `sweep` is left out.
+
+    Args:
+        model: what is measured.
+        data: annotated images, which need not be those of training.
+        size: how images are resized.
+        images: how many images are used, at most.
+    """
+    indices = range(0, len(data), max(1, len(data) // images))[:images]
+    probed = probe_images(model, data, size.short, size.longest, indices)
+    errors = {name: equivariance_error(model, probed, make) for name, make in TRANSFORMS.items()}
+    return Diagnosis(probed, cross_scene_response(model, probed), errors)
 
 
 @torch.inference_mode()
-def read_scenes(
-    model: Segmenter[Any, Any, Any], data: CocoData, short: int, longest: int, indices: Sequence[int]
-) -> list[Scene]:
-    """Forwards images with their ground truth, and keeps matched queries and sampled instance pixels."""
+def probe_images(
+    model: Segmenter[Any, Any, Any], data: Dataset, short: int, longest: int, indices: Sequence[int]
+) -> list[ProbedImage]:
+    """Runs the model on images with their ground truth; keeps matched queries and sampled instance pixels."""
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(0)
-    torch.manual_seed(0)  # a segmenter may draw which of too many queries it takes
-    scenes = []
+    torch.manual_seed(0)  # a segmenter that limits its queries may select them at random
+    probed = []
     for index in indices:
-        sample = load_sample(data, index)
+        sample = data.load(index)
         resized = resize(sample, resized_size(*sample.size, short, longest)).without_empty()
-        batch = collate([Item(resized, int(data.image_ids[index]), sample.size)])
+        batch = collate([LoadedSample(resized, int(data.image_ids[index]), sample.size)])
         assert isinstance(batch, Batch)
         batch = batch.to(device)
         outputs = model(batch.images)
         queries = model.queries(outputs, model.assign(outputs, batch.targets))
         queries = queries[queries.target >= 0]
-        own = _own_response(model, queries, outputs.pixels, batch.targets[0])
+        own_response = _own_response(model, queries, outputs.pixels, batch.targets[0])
         pixels = sample_pixels(outputs.pixels, batch.targets, PixelSampling(count=PIXELS_PER_INSTANCE), generator)
-        (found,) = model.predict(outputs, batch.images.sizes)
-        scenes.append(Scene(batch, outputs.pixels, queries, own, pixels, found[found.scores >= CONFIDENT]))
-    return scenes
+        (instances,) = model.predict(outputs, batch.images.sizes)
+        confident = instances[instances.scores >= CONFIDENT]
+        probed.append(ProbedImage(batch, outputs.pixels, queries, own_response, pixels, confident))
+    return probed
 
 
 def _own_response(model: Segmenter[Any, Any, Any], queries: Any, pixels: Any, target: Targets) -> Tensor:
@@ -119,55 +167,55 @@ def _own_response(model: Segmenter[Any, Any, Any], queries: Any, pixels: Any, ta
 
 
 @torch.inference_mode()
-def cross_scene_response(model: Segmenter[Any, Any, Any], scenes: Sequence[Scene]) -> CrossScene | None:
-    """Every scene's matched queries on the instance pixels of all other scenes; None if there is nothing to compare."""
+def cross_scene_response(model: Segmenter[Any, Any, Any], images: Sequence[ProbedImage]) -> CrossScene | None:
+    """The matched queries of every image on the instance pixels of all others; None if there is nothing to compare."""
     counts = torch.zeros(BINS, dtype=torch.float64)
     total = 0.0
-    for scene in scenes:
-        for other in scenes:
-            if other is not scene and len(scene.queries) and len(other.pixels):
-                fired = model.similarity(scene.queries, other.pixels).sigmoid().float().cpu()
-                counts += torch.histc(fired, BINS, 0.0, 1.0)
-                total += fired.sum().item()
+    for image in images:
+        for other in images:
+            if other is not image and len(image.queries) and len(other.instance_pixels):
+                response = model.similarity(image.queries, other.instance_pixels).sigmoid().float().cpu()
+                counts += torch.histc(response, BINS, 0.0, 1.0)
+                total += response.sum().item()
     pairs = counts.sum().item()
     if not pairs:
         return None
-    own = torch.cat([s.own for s in scenes])
+    own = torch.cat([image.own_response for image in images])
     p99 = (counts.cumsum(0) >= 0.99 * pairs).float().argmax().item() / BINS
     return CrossScene(len(own), own.mean().item(), total / pairs, p99, counts[BINS // 2 :].sum().item() / pairs)
 
 
 @torch.inference_mode()
 def equivariance_error(
-    model: Segmenter[Any, Any, Any], scenes: Sequence[Scene], make: Callable[[int, int], Transform]
-) -> Equivariant | None:
-    """One transformation, over all scenes; None if no scene is large enough or nothing is found."""
-    masks, features = [], []
-    for scene in scenes:
-        height, width = (side // 32 * 32 for side in scene.batch.images.sizes[0])
+    model: Segmenter[Any, Any, Any], images: Sequence[ProbedImage], make_transform: Callable[[int, int], Transform]
+) -> EquivarianceError | None:
+    """One transformation, over all images; None if no image is large enough or no instance is predicted."""
+    mask_errors, feature_errors = [], []
+    for image in images:
+        height, width = (side // 32 * 32 for side in image.batch.images.sizes[0])
         if not height or not width:
             continue
-        g = make(height, width)
-        views, _ = view_of(scene.batch.images, scene.batch.targets, [g])
-        seen = model(views)
-        nothing = replace(seen.pixels, embeddings=seen.pixels.embeddings * 0)
-        power = feature_equivariance(nothing, scene.embeddings, [g]).clamp(min=1e-12)
-        features.append((feature_equivariance(seen.pixels, scene.embeddings, [g]) / power).item())
-        (found,) = model.predict(seen, [(g.height, g.width)])
-        masks += _mask_errors(scene.found, found, g)
-    if not masks or not features:
+        g = make_transform(height, width)
+        views, _ = view_of(image.batch.images, image.batch.targets, [g])
+        outputs = model(views)
+        zero = replace(outputs.pixels, embeddings=outputs.pixels.embeddings * 0)
+        mean_square = feature_equivariance(zero, image.pixel_map, [g]).clamp(min=1e-12)
+        feature_errors.append((feature_equivariance(outputs.pixels, image.pixel_map, [g]) / mean_square).item())
+        (instances,) = model.predict(outputs, [(g.height, g.width)])
+        mask_errors += _mask_errors(image.instances, instances, g)
+    if not mask_errors or not feature_errors:
         return None
-    return Equivariant(sum(masks) / len(masks), sum(features) / len(features))
+    return EquivarianceError(sum(mask_errors) / len(mask_errors), sum(feature_errors) / len(feature_errors))
 
 
 def _mask_errors(before: Instances, after: Instances, g: Transform) -> list[float]:
-    """1 − best IoU, within the class, of each instance that the view still shows."""
+    """1 − best IoU, within the class, of each instance of which the view shows at least a pixel."""
     if not len(before):
         return []
-    moved = g.on_masks(before.masks).flatten(1).float()
-    found = (after.masks & g.valid()).flatten(1).float()
-    overlap = moved @ found.T  # (before, after)
-    union = moved.sum(1)[:, None] + found.sum(1) - overlap
+    expected = g.on_masks(before.masks).flatten(1).float()
+    predicted = (after.masks & g.valid()).flatten(1).float()
+    overlap = expected @ predicted.T  # (before, after)
+    union = expected.sum(1)[:, None] + predicted.sum(1) - overlap
     iou = (overlap / union.clamp(min=1)) * (before.labels[:, None] == after.labels)
     best = iou.amax(1) if len(after) else torch.zeros(len(before))
-    return (1 - best)[moved.any(1)].tolist()
+    return (1 - best)[expected.any(1)].tolist()

@@ -1,86 +1,69 @@
-"""COCO ground truth and results from anywhere: read, checked, and brought to the one form that the metrics take."""
+"""COCO ground truth and results from anywhere: read, checked, and converted to the one form that the metrics take."""
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
-from hotcoco import mask as coco_mask
-
+from uniquery.data.dataset import GroundTruth, Row
+from uniquery.data.json_values import is_id, parse_json, read_box, read_mask, read_number
 from uniquery.errors import DataError
 from uniquery.masks import rle
 
-Entry = dict[str, Any]
 IouType = Literal["segm", "bbox"]
+AnyGroundTruth = GroundTruth | Mapping[str, Any] | Path | str
+"""What a data set holds, a COCO dictionary, or its file."""
 
 _MALFORMED = (ValueError, TypeError, OverflowError)  # what unpacking an arbitrary json value can raise
 
 
-@dataclass(frozen=True)
-class Truth:
-    """Ground truth with its images and categories by id.
-
-    Attributes:
-        images: the json's images by id.
-        categories: the json's categories by id, in the order of the ids.
-        annotations: the json's annotations.
-        source: how an error names the ground truth.
-    """
-
-    images: dict[int, Entry]
-    categories: dict[int, Entry]
-    annotations: Sequence[Entry]
-    source: str
-
-
-def read_truth(truth: Mapping[str, Any] | Path | str) -> Truth:
-    """Ground truth from a COCO dictionary or its file.
+def read_ground_truth(truth: AnyGroundTruth) -> GroundTruth:
+    """Ground truth in any form.
 
     Raises:
-        DataError: it cannot be read, lacks a part, or uses an id twice.
+        DataError: it cannot be read, a table is missing, or an id appears twice.
     """
+    if isinstance(truth, GroundTruth):
+        return truth
     source = "the ground truth" if isinstance(truth, Mapping) else str(truth)
-    content = truth if isinstance(truth, Mapping) else _read_json(Path(truth))
+    content = truth if isinstance(truth, Mapping) else parse_json(Path(truth))
     names = ("images", "categories", "annotations")
     if not isinstance(content, Mapping) or any(not isinstance(content.get(name), list) for name in names):
         raise DataError(f"{source} is not COCO ground truth: it needs the lists images, categories and annotations.")
     images = _by_id(content["images"], "image", source)
     categories = _by_id(content["categories"], "category", source)
-    return Truth(images, dict(sorted(categories.items())), content["annotations"], source)
+    return GroundTruth(images, dict(sorted(categories.items())), content["annotations"], source)
 
 
-def load_results(path: Path | str, truth: Mapping[str, Any] | Path | str, *, iou_type: IouType = "segm") -> list[Entry]:
+def load_results(path: Path | str, truth: AnyGroundTruth, *, iou_type: IouType = "segm") -> list[Row]:
     """The detections of a COCO results file, each checked against the ground truth.
 
-    What the metric measures is brought to one form: a segmentation becomes compressed run lengths, a box four floats,
+    What the metric measures is converted to one form: a segmentation becomes compressed run lengths, a box four floats,
     taken from the mask where the entry has none. All other fields stay as they are.
 
     Raises:
-        DataError: naming the file, the first bad entry and what is wrong with it.
+        DataError: names the file, the first bad entry and what is wrong with it.
     """
-    known, entries = read_truth(truth), read_results(path)
-    checked = check_results(entries, known, iou_type, source=str(path))
-    return [{**entry, **core} for entry, core in zip(entries, checked, strict=True)]
+    entries = read_results(path)
+    detections = check_results(entries, read_ground_truth(truth), iou_type, source=str(path))
+    return [{**entry, **detection} for entry, detection in zip(entries, detections, strict=True)]
 
 
-def read_results(path: Path | str) -> list[Entry]:
+def read_results(path: Path | str) -> list[Row]:
     """The list in a COCO results file, its entries unchecked."""
-    entries = _read_json(Path(path))
+    entries = parse_json(Path(path))
     if not isinstance(entries, list):
         raise DataError(f"{path} holds {_kind(entries)}, but COCO results are a list of detections.")
     return entries
 
 
-def check_results(entries: Sequence[Any], truth: Truth, iou_type: IouType, source: str) -> Iterator[Entry]:
+def check_results(entries: Sequence[Any], truth: GroundTruth, iou_type: IouType, source: str) -> Iterator[Row]:
     """For each entry its image, category, score, and compressed mask or box.
 
     Raises:
-        DataError: naming the source, the entry's index and what is wrong with it.
+        DataError: names the source, the entry's index and what is wrong with it.
     """
     for index, entry in enumerate(entries):
         try:
@@ -89,11 +72,11 @@ def check_results(entries: Sequence[Any], truth: Truth, iou_type: IouType, sourc
             raise DataError(f"{source}, entry {index}{_of_image(entry)}: {error}.") from error
 
 
-def check_annotations(truth: Truth, iou_type: IouType, image_ids: Collection[int]) -> Iterator[Entry]:
+def check_annotations(truth: GroundTruth, iou_type: IouType, image_ids: Collection[int]) -> Iterator[Row]:
     """For each annotation of these images its image, category, iscrowd, area, and compressed mask or box.
 
     Raises:
-        DataError: naming the source, the annotation's id and what is wrong with it.
+        DataError: names the source, the annotation's id and what is wrong with it.
     """
     for index, annotation in enumerate(truth.annotations):
         try:
@@ -105,19 +88,19 @@ def check_annotations(truth: Truth, iou_type: IouType, image_ids: Collection[int
             raise DataError(f"{truth.source}, annotation {name}{_of_image(annotation)}: {error}.") from error
 
 
-def _detection(entry: Any, truth: Truth, iou_type: IouType) -> Entry:
+def _detection(entry: Any, truth: GroundTruth, iou_type: IouType) -> Row:
     image, category = _owner(entry, "image", truth.images), _owner(entry, "category", truth.categories)
     if "score" not in entry:
         raise ValueError("it has no 'score'")
-    score = _number(entry["score"], "its score")
+    score = read_number(entry["score"], "its score")
     return {"image_id": image["id"], "category_id": category["id"], "score": score, **_shape(entry, image, iou_type)}
 
 
-def _object(annotation: Entry, image: Entry, truth: Truth, iou_type: IouType) -> Entry:
+def _object(annotation: Row, image: Row, truth: GroundTruth, iou_type: IouType) -> Row:
     category = _owner(annotation, "category", truth.categories)
     shape = _shape(annotation, image, iou_type)
     if annotation.get("area") is not None:
-        area = _number(annotation["area"], "its area")
+        area = read_number(annotation["area"], "its area")
     elif iou_type == "bbox" and annotation.get("segmentation"):
         area = area_of(_shape(annotation, image, "segm"))  # COCO's area is the mask's for both metrics
     else:
@@ -126,7 +109,7 @@ def _object(annotation: Entry, image: Entry, truth: Truth, iou_type: IouType) ->
     return {"image_id": image["id"], "category_id": category["id"], "iscrowd": crowd, "area": area, **shape}
 
 
-def area_of(shape: Entry) -> float:
+def area_of(shape: Row) -> float:
     """The area of the mask, else of the box.
 
     >>> area_of({"bbox": [3.0, 1.0, 4.0, 2.5]})
@@ -137,11 +120,11 @@ def area_of(shape: Entry) -> float:
     return float(shape["bbox"][2] * shape["bbox"][3])
 
 
-def _shape(entry: Entry, image: Entry, iou_type: IouType) -> Entry:
+def _shape(entry: Row, image: Row, iou_type: IouType) -> Row:
     """The entry's mask or its box, whichever is measured."""
     box, segmentation = entry.get("bbox"), entry.get("segmentation")
     if iou_type == "bbox" and box not in (None, []):
-        return {"bbox": _box(box)}
+        return {"bbox": read_box(box)}
     if segmentation is None:
         needed = "no 'segmentation', which mask AP needs" if iou_type == "segm" else "neither 'bbox' nor 'segmentation'"
         raise ValueError(f"it has {needed}")
@@ -149,88 +132,44 @@ def _shape(entry: Entry, image: Entry, iou_type: IouType) -> Entry:
     return {"segmentation": mask} if iou_type == "segm" else {"bbox": list(rle.bounding_box(mask))}
 
 
-def _mask(segmentation: Any, image: Entry) -> rle.Rle:
+def _mask(segmentation: Any, image: Row) -> rle.Rle:
     height, width = image.get("height"), image.get("width")
-    if not isinstance(height, int) or not isinstance(width, int) or min(height, width) < 1:
+    if not is_id(height) or not is_id(width) or min(height, width) < 1:
         raise ValueError("the ground truth does not say its image's height and width")
-    if _is_sound(segmentation, height, width):
-        return segmentation  # type: ignore[no-any-return]
-    return rle.from_segmentation(segmentation, height, width)
+    return read_mask(segmentation, height, width)
 
 
-def _is_sound(segmentation: Any, height: int, width: int) -> bool:
-    """Whether these are compressed run lengths, as text, that fill the image.
-
-    Crossed with the full mask, such run lengths come back as they were. That takes a few microseconds, and spares all
-    but odd masks `rle.from_segmentation`, which takes a hundred.
-    """
-    if not isinstance(segmentation, dict) or segmentation.get("size") != [height, width]:
-        return False
-    full = {"size": [height, width], "counts": [0, height * width]}
-    try:
-        crossed = coco_mask.merge([segmentation, full], intersect=True)
-    except _MALFORMED:
-        return False
-    return bool(crossed["counts"].decode() == segmentation["counts"])
-
-
-def _box(box: Any) -> list[float]:
-    if not isinstance(box, list | tuple) or len(box) != 4:
-        raise ValueError("its bbox is not [x, y, width, height]")
-    x, y, width, height = (_number(value, "a number of its bbox") for value in box)
-    if min(width, height) < 0:
-        raise ValueError(f"its bbox has a negative width or height ({width:g} × {height:g})")
-    return [x, y, width, height]
-
-
-def _owner(entry: Any, kind: Literal["image", "category"], known: Mapping[Any, Entry]) -> Entry:
+def _owner(entry: Any, kind: Literal["image", "category"], rows: Mapping[Any, Row]) -> Row:
     """The image or the category that an entry names."""
     if not isinstance(entry, dict):
         raise ValueError(f"it is {_kind(entry)} instead of an object")
     if f"{kind}_id" not in entry:
         raise ValueError(f"it has no '{kind}_id'")
     identity = entry[f"{kind}_id"]
-    if isinstance(identity, Real) and identity in known:
-        return known[identity]
-    raise ValueError(f"its {kind} id {identity!r} is not in the ground truth{_hint(identity, kind, known)}")
+    if isinstance(identity, Real) and identity in rows:
+        return rows[identity]
+    raise ValueError(f"its {kind} id {identity!r} is not in the ground truth{_hint(identity, kind, rows)}")
 
 
-def _hint(identity: Any, kind: str, known: Mapping[Any, Entry]) -> str:
+def _hint(identity: Any, kind: str, rows: Mapping[Any, Row]) -> str:
     if not isinstance(identity, Real):
         return " (an id is a whole number)"
     if kind == "image":
         return " (perhaps the two belong to different data sets)"
-    span = f"has the ids {min(known)} to {max(known)}" if known else "has no category"
-    return f", which {span} (perhaps a class index was written instead of the id)"
+    ids = f"has the ids {min(rows)} to {max(rows)}" if rows else "has no category"
+    return f", which {ids} (perhaps a class index was written instead of the id)"
 
 
-def _number(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise ValueError(f"{name} is {value!r} instead of a finite number")
-    return float(value)
-
-
-def _by_id(items: Sequence[Any], kind: str, source: str) -> dict[int, Entry]:
-    found: dict[int, Entry] = {}
-    for index, item in enumerate(items):
-        identity = item.get("id") if isinstance(item, dict) else None
-        if isinstance(identity, bool) or not isinstance(identity, int):
-            raise DataError(f"{source}: {kind} number {index} has no 'id' that is a whole number.")
-        if identity in found:
-            raise DataError(f"{source}: the {kind} id {identity} is there twice; give each its own.")
-        found[identity] = item
-    return found
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist.") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise DataError(f"{path} is not valid json: {error}.") from error
+def _by_id(rows: Sequence[Any], table: str, source: str) -> dict[int, Row]:
+    by_id: dict[int, Row] = {}
+    for index, row in enumerate(rows):
+        identity = row.get("id") if isinstance(row, dict) else None
+        if not is_id(identity):
+            raise DataError(f"{source}: {table} number {index} has no 'id' that is a whole number.")
+        if identity in by_id:
+            raise DataError(f"{source}: the {table} id {identity} appears twice; each needs its own.")
+        by_id[identity] = row
+    return by_id
 
 
 def _of_image(entry: Any) -> str:

@@ -1,4 +1,4 @@
-"""From a model and a data set to COCO results."""
+"""Predictions of a model, on images and on data sets."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
 
-from uniquery.data.augment import resize, resized_size
-from uniquery.data.batch import Batch, EvaluationItems, Item, collate, image_only, raise_errors
-from uniquery.data.coco import CocoData
+from uniquery.data.augment import TestSize, image_only, resize, resized_size
+from uniquery.data.batch import Batch, EvaluationSamples, LoadedSample, collate, raise_errors
+from uniquery.data.dataset import Dataset, Row
 from uniquery.querying.contract import Segmenter
 from uniquery.signals import ignore_signals
 from uniquery.structures import Instances
@@ -21,11 +21,11 @@ Progress = Callable[[int, int], None]
 
 
 @torch.inference_mode()
-def predict_data(
+def predict_samples(
     model: Segmenter[Any, Any, Any],
-    items: EvaluationItems,
+    samples: EvaluationSamples,
     *,
-    thresholds: Sequence[float | None] = (None,),
+    mask_thresholds: Sequence[float | None] = (None,),
     batch_size: int = 1,
     workers: int = 0,
     progress: Progress = lambda *_: None,
@@ -33,23 +33,62 @@ def predict_data(
     """(image id, its instances at each mask threshold) for every image, once; None is the model's own threshold."""
     device = next(model.parameters()).device
     loader: DataLoader[Any] = DataLoader(
-        items,
+        samples,
         batch_size,
         num_workers=workers,
         collate_fn=collate,
         pin_memory=device.type == "cuda",
         worker_init_fn=ignore_signals,
-        generator=torch.Generator(),  # else an evaluation would move the generator that training draws from
+        generator=torch.Generator(),  # otherwise an evaluation would change the random numbers of training
     )
     model.eval()
     done = 0
     for batch in raise_errors(loader):
         outputs = model(batch.images.to(device))
-        at_thresholds = [model.predict(outputs, batch.original_sizes, mask_threshold=t) for t in thresholds]
+        at_thresholds = [model.predict(outputs, batch.original_sizes, mask_threshold=t) for t in mask_thresholds]
         for target, *instances in zip(batch.targets, *at_thresholds, strict=True):
             yield target.image_id, instances
         done += len(batch.images)
-        progress(done, len(items))
+        progress(done, len(samples))
+
+
+def predict_dataset(
+    model: Segmenter[Any, Any, Any],
+    data: Dataset,
+    classes: Sequence[str],
+    size: TestSize,
+    *,
+    mask_thresholds: Sequence[float | None] = (None,),
+    batch_size: int = 1,
+    workers: int = 0,
+    rank: int = 0,
+    ranks: int = 1,
+    progress: Progress = lambda *_: None,
+) -> dict[float | None, list[Row]]:
+    """COCO results of a model on a data set, by mask threshold; None is the model's own threshold.
+
+    Args:
+        model: what predicts.
+        data: its images; with several ranks, each rank predicts every `ranks`-th image.
+        classes: the model's class names, by label.
+        size: how images are resized.
+        mask_thresholds: all are applied to the same forward pass.
+        batch_size: images of one forward pass.
+        workers: processes that load images.
+        rank: this process.
+        ranks: how many processes share the images.
+        progress: called with how many images are done, and how many there are.
+    """
+    samples = EvaluationSamples(data, size.short, size.longest, rank, ranks)
+    category_ids = category_ids_by_name(classes, data)
+    results: dict[float | None, list[Row]] = {threshold: [] for threshold in mask_thresholds}
+    predictions = predict_samples(
+        model, samples, mask_thresholds=mask_thresholds, batch_size=batch_size, workers=workers, progress=progress
+    )
+    for image_id, at_thresholds in predictions:
+        for threshold, instances in zip(mask_thresholds, at_thresholds, strict=True):
+            results[threshold] += coco_results(image_id, instances, category_ids)
+    return results
 
 
 @torch.inference_mode()
@@ -61,15 +100,15 @@ def predict_image(
     *,
     mask_threshold: float | None = None,
 ) -> Instances:
-    """The instances of one (H, W, 3) image, at its own size; the model sees it with the given short side."""
+    """The instances of one (H, W, 3) image, at its own size; the model gets it with the given short side."""
     sample = image_only(image)
-    batch = collate([Item(resize(sample, resized_size(*sample.size, short, longest)), 0, sample.size)])
+    batch = collate([LoadedSample(resize(sample, resized_size(*sample.size, short, longest)), 0, sample.size)])
     assert isinstance(batch, Batch)
     device = next(model.parameters()).device
     return model.predict(model(batch.images.to(device)), [sample.size], mask_threshold=mask_threshold)[0]
 
 
-def coco_results(image_id: int, instances: Instances, category_ids: Sequence[int | None]) -> Iterable[dict[str, Any]]:
+def coco_results(image_id: int, instances: Instances, category_ids: Sequence[int | None]) -> Iterable[Row]:
     """An image's instances as COCO results, with the data set's own category ids.
 
     Args:
@@ -80,7 +119,7 @@ def coco_results(image_id: int, instances: Instances, category_ids: Sequence[int
     return instances.to_coco(image_id, category_ids)
 
 
-def category_ids_by_name(classes: Sequence[str], data: CocoData) -> list[int | None]:
+def category_ids_by_name(classes: Sequence[str], data: Dataset) -> list[int | None]:
     """Label of the model → category id of the data set, by name."""
     ids = {c.name: c.id for c in data.categories}
     return [ids.get(name) for name in classes]

@@ -64,7 +64,7 @@ def _examples(config: Config, results: Sequence[dict[str, Any]]) -> list[Example
     names = {category.id: category.name for category in val.categories}
     examples = []
     for index in range(0, len(val), max(1, len(val) // NUM_EXAMPLES))[:NUM_EXAMPLES]:
-        truth = [LabeledMask(mask, val.classes[label]) for label, mask in val.rles(index)]
+        truth = [LabeledMask(mask, val.classes[label]) for label, mask in val.instances(index)]
         predicted = [
             LabeledMask(result["segmentation"], names[result["category_id"]], result["score"])
             for result in by_image[int(val.image_ids[index])]

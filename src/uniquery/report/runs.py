@@ -51,9 +51,9 @@ class RunRecord:
 
     @property
     def best(self) -> EvalLine | None:
-        """The evaluation with the highest AP."""
-        scored = [e for e in self.evals if e.metric("AP") is not None]
-        return max(scored, key=lambda e: e.metric("AP") or 0.0, default=None)
+        """The evaluation with the highest headline metric."""
+        scored = [e for e in self.evals if e.score is not None]
+        return max(scored, key=lambda e: e.score or 0.0, default=None)
 
     @property
     def steps(self) -> int:

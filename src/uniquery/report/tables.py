@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from markupsafe import Markup
 
+from uniquery.evaluation.coco import describe_metric
 from uniquery.report.charts import bar
 from uniquery.training.log import EvalLine, finite
 
@@ -96,7 +97,7 @@ def compare(value: float | None, first: float | None, *, lower_is_better: bool =
 
 def headline(evals: Sequence[EvalLine | None]) -> str:
     """The name of the metric that counts most: the one that an evaluation names, else AP."""
-    return next((str(getattr(e, "headline", "AP")) for e in evals if e), "AP")
+    return next((e.headline for e in evals if e), _COCO_METRICS[0])
 
 
 def headline_metrics(evals: Sequence[EvalLine | None]) -> tuple[str, ...]:
@@ -111,27 +112,8 @@ def metric_rows(evals: Sequence[EvalLine | None], compare_runs: bool) -> list[Ro
     rows = []
     for name in dict.fromkeys(name for e in evals if e for name in e.metrics):
         values = [e.metric(name) if e else None for e in evals]
-        rows.append(Row(name, _cells(values, compare_runs), _metric_note(name)))
+        rows.append(Row(name, _cells(values, compare_runs), describe_metric(name)))
     return rows
-
-
-def _metric_note(name: str) -> str:
-    """What a metric of COCO measures; empty for other metrics."""
-    notes = {
-        "AP": "IoU 0.50 to 0.95",
-        "AP50": "IoU 0.50",
-        "AP75": "IoU 0.75",
-        "APs": "small, < 32² pixels",
-        "APm": "medium, 32² to 96²",
-        "APl": "large, > 96²",
-        "AR1": "1 per image",
-        "AR10": "10 per image",
-        "AR100": "100 per image",
-        "ARs": "small, < 32² pixels",
-        "ARm": "medium, 32² to 96²",
-        "ARl": "large, > 96²",
-    }
-    return notes.get(name, "")
 
 
 def class_rows(evals: Sequence[EvalLine | None], compare_runs: bool) -> list[Row]:

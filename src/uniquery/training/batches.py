@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from uniquery.data.batch import Batch, TrainingItems, collate, raise_errors
+from uniquery.data.batch import Batch, TrainingSamples, collate, raise_errors
 from uniquery.data.coco import CocoData
+from uniquery.data.dataset import Dataset
 from uniquery.data.sampling import EndlessBatches
 from uniquery.errors import ConfigError, UserError
 from uniquery.parallel import get_rank, get_world_size
@@ -22,14 +23,20 @@ from uniquery.training.run import TrainingRun
 _WORKER_KILLED = re.compile(r"DataLoader worker \(pid.*(exited unexpectedly|is killed by signal)")
 
 
-def load_splits(config: Config) -> tuple[CocoData, CocoData | None]:
+def load_splits(config: Config) -> tuple[Dataset, Dataset | None]:
     """The training and the validation data of an experiment."""
     data = config.data
     if data.train is None:
         raise ConfigError(
             "There is no training data: give --train ANNOTATIONS IMAGES, or data.train in the configuration."
         )
-    train_data = CocoData(data.train.annotations, data.train.images, classes=data.classes, keep_empty=data.keep_empty)
+    train_data = CocoData(
+        data.train.annotations,
+        data.train.images,
+        classes=data.classes,
+        keep_empty=data.keep_empty,
+        ignore_crowd=data.ignore_crowd,
+    )
     train_data.check_files_exist()
     if data.val is None:
         return train_data, None
@@ -38,13 +45,13 @@ def load_splits(config: Config) -> tuple[CocoData, CocoData | None]:
     return train_data, val
 
 
-def data_checksums(data: CocoData, val: CocoData | None) -> dict[str, int]:
+def data_checksums(data: Dataset, val: Dataset | None) -> dict[str, int]:
     """A checksum of the images and instances of each split, independent of where its files are."""
     return {name: split.checksum() for name, split in (("train", data), ("val", val)) if split is not None}
 
 
 def training_batches(
-    run: TrainingRun, data: CocoData, *, steps: tuple[int, int] | None = None, workers: int | None = None
+    run: TrainingRun, data: Dataset, *, steps: tuple[int, int] | None = None, workers: int | None = None
 ) -> Generator[Batch, None, None]:
     """The batches from the run's step to its last, or of a range `(first, last + 1)` of steps.
 
@@ -63,7 +70,7 @@ def training_batches(
         ranks=get_world_size(),
     )
     loader: DataLoader[Any] = DataLoader(
-        TrainingItems(data, run.config.data.augment, run.config.seed),
+        TrainingSamples(data, run.config.data.augment, run.config.seed),
         batch_sampler=sampler,
         num_workers=run.config.data.workers if workers is None else workers,
         collate_fn=collate,

@@ -31,6 +31,7 @@ class DataConfig(Settings):
     val: SplitConfig | None = None
     classes: tuple[str, ...] | None = Field(None, description="names of the classes to use; None: all")
     keep_empty: bool = Field(True, description="keep images without instances, as negatives")
+    ignore_crowd: bool = Field(True, description="do not train on crowd regions; false takes them for background")
     augment: tuple[AnyAugmentation, ...] = (ShortSide(), Flip())
     test_size: TestSize = TestSize()
     workers: int = Field(2, ge=0, description="processes that load data, per training process")

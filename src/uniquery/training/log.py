@@ -61,10 +61,16 @@ class EvalLine(_Line):
 
     kind: Literal["eval"] = "eval"
     weights: Weights
+    headline: str = "AP"
     metrics: dict[str, float | None]
     per_class: dict[str, float | None] = {}
     instances: dict[str, int] = {}
     seconds: float | None = None
+
+    @property
+    def score(self) -> float | None:
+        """The headline metric."""
+        return self.metric(self.headline)
 
     def metric(self, name: str) -> float | None:
         """A metric, None if it was not or could not be measured."""

@@ -19,7 +19,7 @@ from rich.progress import (
 )
 
 from uniquery.data.batch import Batch
-from uniquery.data.coco import CocoData
+from uniquery.data.dataset import Dataset
 from uniquery.parallel import any_rank, choose_device, get_rank, get_world_size
 from uniquery.signals import StopRequest, stop_requests
 from uniquery.training.batches import data_checksums, explain_killed_workers, load_splits, training_batches
@@ -118,8 +118,8 @@ class Trainer:
     def __init__(
         self,
         run: TrainingRun,
-        data: CocoData,
-        val: CocoData | None,
+        data: Dataset,
+        val: Dataset | None,
         *,
         log: MetricsLog,
         stop: StopRequest,
@@ -226,7 +226,7 @@ class Trainer:
         if not self.console.is_terminal:
             self.console.print(f"step {run.step}/{run.steps}  {note}")
 
-    def evaluate(self, val: CocoData) -> None:
+    def evaluate(self, val: Dataset) -> None:
         """Evaluates; a signal ends it, and the resumed run evaluates again."""
         run = self.run
         task = self.progress.add_task("eval", total=len(val), note="")
@@ -239,7 +239,7 @@ class Trainer:
         self.clock.phase = "eval"
         try:
             with explain_out_of_memory(run.config, run.step, self.clock):
-                evaluate_run(run, val, run.folder, self.log, self.console, progress)
+                evaluate_run(run, val, self.log, self.console, progress)
         except _EvaluationStoppedError:
             pass
         finally:

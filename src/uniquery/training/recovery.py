@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from uniquery.data.coco import CocoData
+from uniquery.data.dataset import Dataset
 from uniquery.errors import UserError
 from uniquery.parallel import get_rank
 from uniquery.training.batches import training_batches
@@ -64,7 +64,7 @@ def skipped_step_line(step: int, result: StepResult, image_ids: list[int]) -> Sk
     )
 
 
-def non_finite_error(run: TrainingRun, data: CocoData, result: StepResult, image_ids: list[int]) -> UserError:
+def non_finite_error(run: TrainingRun, data: Dataset, result: StepResult, image_ids: list[int]) -> UserError:
     """Saves a step that was rolled back, each process its own part, and returns the error that explains it."""
     batches = list(training_batches(run, data, steps=(run.step, run.step + 1), workers=0))
     folder = run.folder.non_finite_step(get_rank())

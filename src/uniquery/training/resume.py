@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from rich.console import Console
 
-from uniquery.data.coco import CocoData
+from uniquery.data.dataset import Dataset
 from uniquery.errors import CheckpointError, ConfigError, UserError
 from uniquery.parallel import any_rank, broadcast_from_first, choose_device, get_rank, synchronize
 from uniquery.settings import flatten
@@ -85,7 +85,7 @@ def _check_config_unchanged(config: Config, folder: RunFolder) -> None:
         )
 
 
-def resume_run(run: TrainingRun, data: CocoData, console: Console) -> None:
+def resume_run(run: TrainingRun, data: Dataset, console: Console) -> None:
     """Loads the newest intact checkpoint into a run.
 
     Raises:
@@ -106,7 +106,7 @@ def resume_run(run: TrainingRun, data: CocoData, console: Console) -> None:
     console.print(f"Resuming {folder} from step {run.step}")
 
 
-def _check_classes_unchanged(info: ModelInfo, data: CocoData) -> None:
+def _check_classes_unchanged(info: ModelInfo, data: Dataset) -> None:
     before, now = [c.name for c in info.categories], data.classes
     if before != now:
         raise CheckpointError(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from uniquery.data.coco import CocoData
+from uniquery.data.dataset import Dataset
 from uniquery.errors import CheckpointError
 from uniquery.parallel import choose_device, get_world_size
 from uniquery.querying import UniqueQuerying
@@ -122,7 +122,7 @@ class TrainingRun:
             self.ema.steps = values["ema_steps"]
 
 
-def build_run(config: Config, data: CocoData, *, pretrained: bool = True) -> TrainingRun:
+def build_run(config: Config, data: Dataset, *, pretrained: bool = True) -> TrainingRun:
     """A run at its first step; `pretrained=False` if a checkpoint will replace all weights."""
     settings = config.train
     device = choose_device(settings.device)

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from uniquery import __version__
-from uniquery.data.coco import CocoData
+from uniquery.data.dataset import Dataset
 from uniquery.parallel import choose_device, get_world_size
 from uniquery.training.config import Config
 from uniquery.training.run import TrainingRun, images_per_step
@@ -33,7 +33,7 @@ def environment(config: Config) -> dict[str, Any]:
     }
 
 
-def print_summary(run: TrainingRun, data: CocoData, val: CocoData | None, console: Console) -> None:
+def print_summary(run: TrainingRun, data: Dataset, val: Dataset | None, console: Console) -> None:
     """Prints model, data and length of a run, and warnings."""
     settings = run.config.train
     images = images_per_step(run.config)
@@ -43,7 +43,7 @@ def print_summary(run: TrainingRun, data: CocoData, val: CocoData | None, consol
         f"[bold]{run.config.model.name}[/] on {run.config.backbone.name}: {total / 1e6:.1f} M parameters, "
         f"{trainable / 1e6:.1f} M of them trainable, on {run.device}"
     )
-    instances = int((~data.crowd).sum())
+    instances = int(data.instances_per_image().sum())
     console.print(
         f"train: {len(data)} images, {instances} instances, {len(data.categories)} classes; "
         f"val: {f'{len(val)} images' if val else 'none'}"
@@ -60,13 +60,14 @@ def print_summary(run: TrainingRun, data: CocoData, val: CocoData | None, consol
         console.print(f"[yellow]warning:[/] {warning}")
 
 
-def _warnings(config: Config, data: CocoData) -> list[str]:
+def _warnings(config: Config, data: Dataset) -> list[str]:
     warnings = list(data.warnings[:3])
     if len(data.warnings) > 3:
         warnings = [*warnings, f"{len(data.warnings) - 3} more: uniquery data check"]
-    if bool(data.crowd.all()):
+    counts = data.instances_per_image()
+    if not counts.any():
         warnings = [*warnings, "the training data has no instances: the model can only learn to find nothing."]
-    most = int(data.instances_per_image().max())
+    most = int(counts.max())
     limits = {"model.max_detections": config.model.max_detections, "eval.max_detections": config.eval.max_detections}
     limits |= dict([config.model.instance_limit] if config.model.instance_limit else [])
     crowded = [

@@ -1,4 +1,4 @@
-"""A run scored on its validation data, and its best model kept."""
+"""Scores a run on its validation data, and keeps its best model."""
 
 from __future__ import annotations
 
@@ -6,70 +6,79 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rich.console import Console
 
-from uniquery.data.batch import EvaluationItems
-from uniquery.data.coco import CocoData
-from uniquery.evaluation import Metrics, evaluate
-from uniquery.evaluation.inference import Progress, category_ids_by_name, coco_results, predict_data
+from uniquery.data.dataset import Dataset, Row
+from uniquery.evaluation import evaluate
+from uniquery.evaluation.inference import Progress, predict_dataset
+from uniquery.evaluation.tables import format_percent
 from uniquery.parallel import broadcast_from_first, gather_lists, get_rank, get_world_size
-from uniquery.querying.contract import Segmenter
 from uniquery.training.checkpoint import save_checkpoint
-from uniquery.training.config import Config
 from uniquery.training.log import EvalLine, MetricsLog
 from uniquery.training.run import TrainingRun
-from uniquery.training.run_folder import RunFolder
-from uniquery.weights.model_file import ModelInfo
 
 
 def evaluation_is_due(run: TrainingRun) -> bool:
-    """Whether the run has come to a step at which it is evaluated, and has not been yet."""
+    """Whether the run is at a step after which it is evaluated, and was not evaluated there yet."""
     every = run.config.train.eval_every or run.steps
     return run.step > run.eval_step and (run.step == run.steps or run.step % every == 0)
 
 
-def evaluate_run(
-    run: TrainingRun, val: CocoData, folder: RunFolder, log: MetricsLog, console: Console, progress: Progress
-) -> None:
-    """Scores the weights that count, and keeps them if none before were better.
+def evaluate_run(run: TrainingRun, val: Dataset, log: MetricsLog, console: Console, progress: Progress) -> None:
+    """Scores the weights that are to be saved, and keeps them if their score is the best so far.
 
-    Each process predicts its part of the images; the first scores all.
+    Each process predicts its share of the images; the first process scores them all.
     """
-    began = time.perf_counter()
+    start = time.perf_counter()
     with _evaluated_weights(run):
-        results = gather_lists(predict_part(run.model, run.info, val, run.config, progress))
+        results = gather_lists(_predict(run, val, progress))
     run.eval_step = run.step
     if get_rank():
         return
-    metrics = score(val, results, run.config)
+    settings = run.config.eval
+    metrics = evaluate(val.ground_truth(), results, max_detections=settings.max_detections, backend=settings.backend)
     log.write(
         EvalLine(
             step=run.step,
             weights="ema" if run.ema else "model",
+            headline=metrics.headline,
             metrics=metrics.values,
             per_class=metrics.per_class,
             instances=metrics.per_class_instances,
-            seconds=time.perf_counter() - began,
+            seconds=time.perf_counter() - start,
         )
     )
-    shown = "  ".join(
-        f"{k} {'n/a' if v is None else f'{v:.1f}'}" for k, v in metrics.values.items() if k.startswith("AP")
-    )
-    console.print(f"step {run.step}: {shown}")
-    ap = metrics.values["AP"]
-    if ap is None or ap > run.best:
-        run.best = -math.inf if ap is None else ap
-        save_checkpoint(folder.best, run.eval_state_dict(), run.info)
-        folder.write_predictions(results)
+    values = {name: value for name, value in metrics.values.items() if name.startswith(metrics.headline)}
+    console.print(f"step {run.step}: " + "  ".join(f"{name} {format_percent(v, 1)}" for name, v in values.items()))
+    if metrics.score is None or metrics.score > run.best:
+        run.best = -math.inf if metrics.score is None else metrics.score
+        save_checkpoint(run.folder.best, run.eval_state_dict(), run.info)
+        run.folder.write_predictions(results)
+
+
+def _predict(run: TrainingRun, val: Dataset, progress: Progress) -> list[Row]:
+    """COCO results on this process's share of the images."""
+    config = run.config
+    (results,) = predict_dataset(
+        run.model,
+        val,
+        [c.name for c in run.info.categories],
+        config.data.test_size,
+        batch_size=config.eval.batch_size,
+        workers=config.data.workers,
+        rank=get_rank(),
+        ranks=get_world_size(),
+        progress=progress,
+    ).values()
+    return results
 
 
 @contextmanager
 def _evaluated_weights(run: TrainingRun) -> Iterator[None]:
-    """The averaged weights in the model's place, if there are any, for as long as the block.
+    """Puts the EMA weights into the model, if there are any, until the block ends.
 
-    Batch statistics are those of the first process, whose model is the one that is saved.
+    Buffers such as batch statistics are those of the first process, whose model is the one that is saved.
     """
     if run.ema is None:
         broadcast_from_first(run.model.buffers())  # as the next training forward does
@@ -82,28 +91,3 @@ def _evaluated_weights(run: TrainingRun) -> Iterator[None]:
         yield
     finally:
         run.model.load_state_dict(training)
-
-
-def predict_part(
-    model: Segmenter[Any, Any, Any], card: ModelInfo, val: CocoData, config: Config, progress: Progress
-) -> list[dict[str, Any]]:
-    """COCO results of a model on this process's part of a data set: every image is in one part."""
-    size = config.data.test_size
-    items = EvaluationItems(val, size.short, size.longest, get_rank(), get_world_size())
-    ids = category_ids_by_name([c.name for c in card.categories], val)
-    predictions = predict_data(
-        model, items, batch_size=config.eval.batch_size, workers=config.data.workers, progress=progress
-    )
-    return [r for image_id, (instances,) in predictions for r in coco_results(image_id, instances, ids)]
-
-
-def score(val: CocoData, results: list[dict[str, Any]], config: Config) -> Metrics:
-    """COCO metrics of results on the images of a data set."""
-    return evaluate(
-        val.annotations,
-        results,
-        max_detections=config.eval.max_detections,
-        backend=config.eval.backend,
-        image_ids=val.image_ids.tolist(),
-        category_ids=[c.id for c in val.categories],
-    )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from uniquery.backbones import BackboneConfig
 from uniquery.backbones.pretrained import read_tensors as read_foreign
 from uniquery.data.augment import TestSize
-from uniquery.data.coco import Category
+from uniquery.data.dataset import Category
 from uniquery.errors import CheckpointError
 from uniquery.files import restore_folder
 from uniquery.querying.contract import Segmenter

@@ -1,0 +1,96 @@
+"""What training, evaluation and reports need of a data set, whatever its format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from uniquery.data.augment import Sample
+from uniquery.masks.rle import Rle
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Category:
+    """A class: its id in the annotations and its name."""
+
+    id: int
+    name: str
+
+
+@dataclass(frozen=True)
+class GroundTruth:
+    """COCO tables in memory, as the metrics read them.
+
+    Attributes:
+        images: rows of 'images' by id.
+        categories: rows of 'categories' by id, in the order of the ids.
+        annotations: rows of 'annotations'.
+        source: the file they came from, or another name for error messages.
+    """
+
+    images: Mapping[int, Row]
+    categories: Mapping[int, Row]
+    annotations: Sequence[Row]
+    source: str
+
+
+class Dataset(Protocol):
+    """Images with annotated instances. An image is addressed by its index, 0 to len − 1.
+
+    Not to be confused with `torch.utils.data.Dataset`: see `TrainingSamples` and `EvaluationSamples` for those.
+    """
+
+    @property
+    def annotations(self) -> Path:
+        """The file of the annotations."""
+
+    @property
+    def categories(self) -> Sequence[Category]:
+        """By label."""
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the categories, by label."""
+
+    @property
+    def image_ids(self) -> Tensor:
+        """(I,) int64, as in the annotations."""
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What is wrong with the data but does not stop training, one sentence each."""
+
+    def __len__(self) -> int:
+        """How many images there are."""
+
+    def path(self, index: int) -> Path:
+        """The file of an image."""
+
+    def read(self, index: int) -> npt.NDArray[np.uint8]:
+        """(H, W, 3) RGB."""
+
+    def load(self, index: int) -> Sample:
+        """An image and its instances."""
+
+    def instances(self, index: int) -> list[tuple[int, Rle]]:
+        """(label, run-length mask) of the instances of an image, crowd regions excluded."""
+
+    def instances_per_image(self) -> Tensor:
+        """(I,) how many instances each image has, crowd regions excluded."""
+
+    def checksum(self) -> int:
+        """Of everything that training reads from the annotations."""
+
+    def check_files_exist(self) -> None:
+        """Raises a DataError if an image file is missing."""
+
+    def ground_truth(self) -> GroundTruth:
+        """What metrics compare results with."""

@@ -1,0 +1,37 @@
+"""Mask AP at several mask thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from uniquery.data.augment import TestSize
+from uniquery.data.dataset import Dataset
+from uniquery.evaluation.coco import COCO_DETECTIONS, Backend, Metrics, evaluate
+from uniquery.evaluation.inference import Progress, predict_dataset
+from uniquery.querying.contract import Segmenter
+
+MASK_THRESHOLDS = (0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7)
+
+
+def sweep_mask_thresholds(
+    model: Segmenter[Any, Any, Any],
+    data: Dataset,
+    classes: Sequence[str],
+    size: TestSize,
+    *,
+    mask_thresholds: Sequence[float] = MASK_THRESHOLDS,
+    max_detections: int = COCO_DETECTIONS,
+    backend: Backend = "hotcoco",
+    workers: int = 0,
+    progress: Progress = lambda *_: None,
+) -> dict[float, Metrics]:
+    """Mask metrics by mask threshold, from one pass over the data; for the arguments see `predict_dataset`."""
+    results = predict_dataset(
+        model, data, classes, size, mask_thresholds=mask_thresholds, workers=workers, progress=progress
+    )
+    truth = data.ground_truth()
+    return {
+        threshold: evaluate(truth, results[threshold], max_detections=max_detections, backend=backend)
+        for threshold in mask_thresholds
+    }

@@ -1,0 +1,68 @@
+"""A trained model, opened together with the data to measure it on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from uniquery.data.coco import CocoData
+from uniquery.data.dataset import Dataset
+from uniquery.errors import UserError
+from uniquery.evaluation.coco import COCO_DETECTIONS
+from uniquery.querying.contract import Segmenter
+from uniquery.training.config import SplitConfig
+from uniquery.training.run_folder import RunFolder
+from uniquery.weights.model_file import ModelInfo, check_classes, load_model
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model and the data to measure it on.
+
+    Attributes:
+        model: in evaluation mode.
+        info: its settings and its classes.
+        data: the given data, or the validation data of the model's run.
+        max_detections: how many detections its run scores per image and category, or COCO's number.
+    """
+
+    model: Segmenter[Any, Any, Any]
+    info: ModelInfo
+    data: Dataset
+    max_detections: int
+
+    @property
+    def classes(self) -> list[str]:
+        """The model's class names, by label."""
+        return [category.name for category in self.info.categories]
+
+
+def open_trained_model(
+    path: Path, data: tuple[Path, Path] | None = None, device: torch.device | str = "cpu"
+) -> TrainedModel:
+    """Loads a model and the data to measure it on.
+
+    Args:
+        path: a run folder, a checkpoint folder or a model file.
+        data: annotations and image folder; by default the validation data of the model's run.
+        device: where the model goes.
+
+    Raises:
+        UserError: something cannot be read, the classes do not fit, or there is no data.
+    """
+    model, info = load_model(path, device)
+    run = RunFolder.of_model(path)
+    config = run.read_config() if run else None
+    split = config.data.val if config else None
+    if data is not None:
+        split = SplitConfig(annotations=data[0], images=data[1])
+    if split is None:
+        raise UserError(f"{path} has no validation data of its own: add --data ANNOTATIONS IMAGES.")
+    classes = config.data.classes if config and data is None else None
+    dataset = CocoData(split.annotations, split.images, classes=classes)
+    dataset.check_files_exist()
+    check_classes(info, dataset.classes, str(split.annotations))
+    return TrainedModel(model, info, dataset, config.eval.max_detections if config else COCO_DETECTIONS)

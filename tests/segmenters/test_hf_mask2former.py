@@ -115,7 +115,7 @@ class TestOff:
         model.zero_grad()
 
         losses = run(UniqueQuerying(HFMask2Former(model)), images, targets)
-        assert list(losses) == ["loss_class", "loss_mask", "loss_dice", "loss_deep"]
+        assert list(losses) == ["loss_class", "loss_mask", "loss_dice", "loss_auxiliary"]
         torch.testing.assert_close(total(losses), expected.squeeze(), rtol=1e-5, atol=0)
         total(losses).backward()
         for name, parameter in model.named_parameters():
@@ -137,7 +137,7 @@ class TestOff:
         for ours, theirs in names.items():
             torch.testing.assert_close(losses[ours], terms[0][theirs], rtol=1e-5, atol=0)
         deep = sum(value for name, value in terms[0].items() if name not in names.values())
-        torch.testing.assert_close(losses["loss_deep"], deep, rtol=1e-5, atol=0)
+        torch.testing.assert_close(losses["loss_auxiliary"], deep, rtol=1e-5, atol=0)
 
     def test_with_layer_drop(self, batch):
         """Their decoder then skips layers at random, so that the number of predictions varies."""

@@ -21,8 +21,9 @@ from uniquery.masks.geometry import mask_boxes
 from uniquery.masks.losses import dice
 from uniquery.masks.paste import rle_boxes
 from uniquery.masks.suppression import matrix_nms
-from uniquery.segmenters import solov2
-from uniquery.segmenters.solov2 import SOLOv2, SOLOv2Config, assign_cells, cell_labels, find_peaks, quarter_masks
+from uniquery.segmenters import grid, solov2
+from uniquery.segmenters.grid import cell_labels, find_peaks, quarter_masks
+from uniquery.segmenters.solov2 import SOLOv2, SOLOv2Config
 from uniquery.structures import Images, Queries, Targets
 from uniquery.weights.foreign.adelaidet import is_condinst, is_solov2, solov2_names
 
@@ -78,28 +79,6 @@ class TestAssignment:
         assert len(expected) > 50
         assert pairs_of(assignment) == sorted(expected)
 
-    def test_both_ends_of_a_range_are_inside(self):
-        mask = torch.zeros(1, 64, 64, dtype=torch.bool)
-        mask[:, 10:26, 20:36] = True  # a side of 16
-        target = Targets(torch.zeros(1, dtype=torch.int64), mask_boxes(mask), mask)
-        for bounds, owned in (((16, 20), True), ((4, 16), True), ((16.1, 20), False), ((4, 15.9), False)):
-            cells, _ = assign_cells(target, (64, 64), (4,), (bounds,), 0.2)
-            assert bool(len(cells)) == owned
-
-    def test_a_large_instance_owns_nine_cells_at_most(self):
-        mask = torch.ones(1, 64, 64, dtype=torch.bool)
-        target = Targets(torch.zeros(1, dtype=torch.int64), mask_boxes(mask), mask)
-        cells, _ = assign_cells(target, (64, 64), (10,), ((0, 99),), 1.0)
-        assert sorted(cells.tolist()) == [10 * row + column for row in (3, 4, 5) for column in (3, 4, 5)]
-
-    def test_an_empty_mask_belongs_to_no_cell(self):
-        masks = torch.zeros(2, 64, 64, dtype=torch.bool)
-        masks[1, 20:40, 20:40] = True
-        boxes = torch.tensor([[20.0, 20, 40, 40]] * 2)
-        cells, owned = assign_cells(Targets(torch.zeros(2), boxes, masks), (64, 64), (8,), ((0, 99),), 0.2)
-        assert set(owned.tolist()) == {1}
-        assert len(cells)
-
     def test_the_last_instance_names_a_cell_that_two_share(self):
         masks = torch.zeros(3, 64, 64, dtype=torch.bool)
         masks[0, 14:35, 14:35] = masks[1, 18:31, 18:31] = masks[2, 2:7, 2:7] = True
@@ -143,12 +122,6 @@ class TestLosses:
         losses = model.losses(outputs, targets, assignment)
         assert losses["loss_class"].item() == pytest.approx(of_class / (len(named) + 1))
         assert losses["loss_mask"].item() == pytest.approx(3 * of_mask / len(pairs))
-
-    def test_masks_are_resized_bilinearly(self):
-        masks = torch.rand(6, 64, 96, generator=torch.Generator().manual_seed(0)) < 0.5
-        resized = F.interpolate(masks[:, None].float(), scale_factor=0.25, mode="bilinear")[:, 0]
-        assert (resized == 0.5).any()
-        assert torch.equal(quarter_masks(masks), resized >= 0.5)
 
     @pytest.mark.parametrize("known", ["everywhere", "on the left"])
     def test_gradient_of_the_mask_loss(self, known):
@@ -278,25 +251,6 @@ class TestForward:
         assert kernels[0, inner.flatten()].std(0).min() > 1e-4
 
 
-class TestPeaks:
-    @pytest.mark.parametrize("seed", range(3))
-    def test_equal_loops(self, seed):
-        grids = (5, 3, 1)
-        generator = torch.Generator().manual_seed(seed)
-        scores = torch.randint(0, 6, (sum(s * s for s in grids), 2), generator=generator) / 6  # many ties
-        ours, start = find_peaks(scores, grids).tolist(), 0
-        for side in grids:
-            for row, column, c in itertools.product(range(side), range(side), range(2)):
-                own = scores[start + row * side + column, c]
-                rivals = [
-                    scores[start + y * side + x, c]
-                    for y, x in ((row - 1, column), (row, column - 1), (row - 1, column - 1))
-                    if min(y, x) >= 0
-                ]
-                assert ours[start + row * side + column][c] == all(own >= rival for rival in rivals)
-            start += side * side
-
-
 class TestMatrixNms:
     @staticmethod
     def naive(masks, scores, labels, sigma):
@@ -381,7 +335,7 @@ class TestPredict:
         model = small("solov2").eval()
         outputs = model(batch[0])
         whole = model._candidates(outputs, 0, 0.5)
-        monkeypatch.setattr(solov2, "_MASKS_AT_ONCE", 7)
+        monkeypatch.setattr(grid, "_MASKS_AT_ONCE", 7)
         for a, b in zip(whole, model._candidates(outputs, 0, 0.5), strict=True):
             torch.testing.assert_close(a, b)
 

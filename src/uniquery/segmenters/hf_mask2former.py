@@ -19,13 +19,18 @@ from torch import Tensor
 
 from uniquery.errors import DataError, UserError
 from uniquery.layers.normalize import Normalize
-from uniquery.layers.sampling import sample_map
 from uniquery.masks.geometry import mask_boxes
-from uniquery.masks.losses import PointSampling, PointTargets, draw_points, point_losses
-from uniquery.masks.paste import encode_scored_masks, resize_matrices, rle_boxes
-from uniquery.parallel import normalizer
+from uniquery.masks.losses import PointSampling
+from uniquery.masks.paste import resize_matrices
 from uniquery.querying.contract import Segmenter
-from uniquery.structures import Assignment, Images, Instances, Outputs, PixelMap, Queries, Targets, rows_by_image
+from uniquery.segmenters.set_prediction import (
+    PointCriterion,
+    SetOutputs,
+    best_instances,
+    check_labels,
+    queries_with_targets,
+)
+from uniquery.structures import Assignment, Images, Instances, PixelMap, Queries, Targets, rows_by_image
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -33,20 +38,14 @@ _Pairs = list[tuple[Tensor, Tensor]]  # of each image: indices of queries, indic
 
 
 @dataclass(frozen=True)
-class HFOutputs(Outputs):
+class HFOutputs(SetOutputs):
     """What all decoder layers predict, the last one last.
 
     Attributes:
-        logits: (L, B, N, C + 1) class logits, the last class is no object.
-        embeddings: (L, B, N, D) mask embeddings.
-        masks: L of (B, N, h, w) mask logits, which Hugging Face's forward has made anyway.
-        sizes: valid (height, width) of each image.
+        masks: L of (B, N, h, w) mask logits, which Hugging Face's forward computes in any case.
     """
 
-    logits: Tensor
-    embeddings: Tensor
     masks: tuple[Tensor, ...]
-    sizes: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,13 @@ class HFMask2Former(Segmenter[HFOutputs, HFAssignment, Queries]):
         self.model = model
         self.num_classes = int(config.num_labels)
         self.stride = int(config.common_stride)
-        self.sampling = PointSampling(config.train_num_points, config.oversample_ratio, config.importance_sample_ratio)
+        self.criterion = PointCriterion(
+            PointSampling(config.train_num_points, config.oversample_ratio, config.importance_sample_ratio),
+            class_weight=config.class_weight,
+            mask_weight=config.mask_weight,
+            dice_weight=config.dice_weight,
+            label_weights=(*[1.0] * self.num_classes, config.no_object_weight),
+        )
         self.normalize = Normalize([255 * m for m in image_mean], [255 * s for s in image_std], "RGB")
         self.max_detections, self.mask_threshold = max_detections, mask_threshold
 
@@ -145,16 +150,10 @@ class HFMask2Former(Segmenter[HFOutputs, HFAssignment, Queries]):
                     f"Image {target.image_id} has {len(target.labels)} labels for {len(target.masks)} masks; "
                     "give one label for each mask."
                 )
-        labels = torch.cat([t.labels for t in targets])
-        low, high = (labels.min().item(), labels.max().item()) if len(labels) else (0, 0)
-        if not 0 <= low <= high < self.num_classes:
-            raise DataError(
-                f"Labels must be from 0 to {self.num_classes - 1}, as the model has {self.num_classes} classes; "
-                f"got {low} to {high}."
-            )
+        check_labels(torch.cat([t.labels for t in targets]), self.num_classes)
 
     def queries(self, outputs: HFOutputs, assignment: HFAssignment) -> Queries:
-        return _all_queries(outputs.embeddings[-1], assignment.image, assignment.query, assignment.target)
+        return queries_with_targets(outputs.embeddings[-1], assignment.image, assignment.query, assignment.target)
 
     def layer_queries(self, outputs: HFOutputs, assignment: HFAssignment) -> list[Queries]:
         layers = []
@@ -162,7 +161,7 @@ class HFMask2Former(Segmenter[HFOutputs, HFAssignment, Queries]):
             with torch.no_grad():
                 pairs = self._matched(outputs, layer, assignment.targets)
             mine = torch.isin(pairs[0], assignment.image)
-            layers.append(_all_queries(embeddings, *(column[mine] for column in pairs)))
+            layers.append(queries_with_targets(embeddings, *(column[mine] for column in pairs)))
         return [*layers, self.queries(outputs, assignment)]
 
     def mask_loss(self, logits: Tensor, queries: Queries, targets: Sequence[Targets]) -> Tensor:
@@ -170,19 +169,10 @@ class HFMask2Former(Segmenter[HFOutputs, HFAssignment, Queries]):
 
         Hugging Face's criterion knows no invalid pixels, so these points are ours.
         """
-        total = logits.sum() * 0
-        weights = self.model.weight_dict
-        for target, rows in zip(targets, rows_by_image(queries.image, len(targets))[1], strict=True):
-            if len(rows):
-                points = draw_points(self.sampling.candidates, (1.0, 1.0), logits)
-                wanted = PointTargets.sampled(target, points)
-                sampled = sample_map(logits[rows], points).T  # (R, P)
-                cross_entropy, dice = point_losses(sampled, queries.target[rows], wanted, self.sampling)
-                total = total + weights["loss_mask"] * cross_entropy.sum() + weights["loss_dice"] * dice.sum()
-        return total / normalizer(total.new_tensor(len(queries)))
+        return self.criterion.mask_loss(logits, queries, targets)
 
     def losses(self, outputs: HFOutputs, targets: Sequence[Targets], assignment: HFAssignment) -> dict[str, Tensor]:
-        """Hugging Face's, by name for the last layer; `loss_deep` is the sum of those of all layers before it.
+        """Hugging Face's, by name for the last layer; `loss_auxiliary` is the sum of those of all layers before it.
 
         Their sum is what `model(...).loss` gives, also to the random numbers: each layer is matched right before its
         loss, as there.
@@ -207,7 +197,7 @@ class HFMask2Former(Segmenter[HFOutputs, HFAssignment, Queries]):
             "loss_class": last["loss_cross_entropy"],
             "loss_mask": last["loss_mask"],
             "loss_dice": last["loss_dice"],
-            "loss_deep": deep,
+            "loss_auxiliary": deep,
         }
 
     def _weighed(self, terms: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -219,23 +209,19 @@ class HFMask2Former(Segmenter[HFOutputs, HFAssignment, Queries]):
     ) -> list[Instances]:
         """The best pairs of query and class; a score is that of the class times the mask's mean probability."""
         threshold = self.mask_threshold if mask_threshold is None else mask_threshold
-        level = math.log(threshold / (1 - threshold))  # masks are resized and cut as logits
-        return [self._predict_one(outputs, i, size, level) for i, size in enumerate(sizes)]
+        logit_threshold = math.log(threshold / (1 - threshold))
+        return [self._predict_one(outputs, i, size, logit_threshold) for i, size in enumerate(sizes)]
 
-    def _predict_one(self, outputs: HFOutputs, i: int, size: tuple[int, int], level: float) -> Instances:
+    def _predict_one(self, outputs: HFOutputs, i: int, size: tuple[int, int], logit_threshold: float) -> Instances:
+        def predict_masks(queries: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            logits = outputs.masks[-1][i, queries]
+            shape = logits.shape[1], logits.shape[2]
+            return logits, resize_matrices(shape, self.stride, outputs.sizes[i], size)
+
         scores = outputs.logits[-1, i].float().softmax(dim=1)[:, :-1]  # (N, C)
-        best, pairs = scores.flatten().topk(min(self.max_detections, scores.numel()))
-        query, labels = pairs // scores.shape[1], (pairs % scores.shape[1]).cpu()
-        kept, mask = query.unique(return_inverse=True)  # a query may be taken for several classes
-        logits = outputs.masks[-1][i, kept]
-        matrices = resize_matrices((logits.shape[1], logits.shape[2]), self.stride, outputs.sizes[i], size)
-        rles, ratings = encode_scored_masks(logits, *matrices, level)
-        mask = mask.cpu()
-        scores = best.cpu() * ratings[mask]
-        order = scores.argsort(descending=True, stable=True)
-        order = order[ratings[mask[order]] > 0]  # nothing is left of an empty mask
-        found = [rles[k] for k in mask[order].tolist()]
-        return Instances(scores[order], labels[order], rle_boxes(found), found, size)
+        return best_instances(
+            scores, predict_masks, size, max_detections=self.max_detections, logit_threshold=logit_threshold
+        )
 
     def unpack(self, batch: Mapping[str, Any], image_ids: Sequence[int]) -> tuple[Images, list[Targets]]:
         """What Hugging Face's image processor and collate function have made, in our words.
@@ -294,12 +280,3 @@ def _pixel_mask(images: Images) -> Tensor:
 def _annotations(targets: Sequence[Targets]) -> tuple[list[Tensor], list[Tensor]]:
     """Masks as numbers, and labels, of each image: what Hugging Face calls `mask_labels` and `class_labels`."""
     return [t.masks.float() for t in targets], [t.labels for t in targets]
-
-
-def _all_queries(embeddings: Tensor, image: Tensor, query: Tensor, target: Tensor) -> Queries:
-    """All of one layer's (B, N, D), with the instances that some of them own."""
-    images, count, _ = embeddings.shape
-    owned = torch.full((images, count), -1, dtype=torch.int64, device=image.device)
-    owned[image, query] = target
-    of_image = torch.arange(images, device=image.device).repeat_interleave(count)
-    return Queries(embeddings.flatten(0, 1), of_image, owned.flatten())

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from uniquery.backbones import Backbone
 from uniquery.layers.attention import MLP, Attention, FeedForward
-from uniquery.layers.deformable_attention import DeformableLayer, reference_points
+from uniquery.layers.deformable_attention import DeformableLayer, token_centers
 from uniquery.layers.normalize import Normalize
 from uniquery.layers.padding import GroupNorm, repeat_border, upsample, valid_cells, valid_tokens, without_padding
 from uniquery.layers.position import sine_positions
@@ -218,10 +218,10 @@ class PixelDecoder(nn.Module):
         positions = torch.cat(
             [_positions(x, s, sizes) + e for s, x, e in zip(LEVELS, maps, self.level_embedding, strict=True)], dim=1
         )
-        places = reference_points(shapes, tokens.device, at_least_float32(tokens).dtype)
+        centers = token_centers(shapes, tokens.device, at_least_float32(tokens).dtype)
         inside = valid_tokens([valid[stride] for stride in LEVELS], maps)
         for layer in self.layers:
-            tokens = layer(tokens, positions, places, shapes, inside)
+            tokens = layer(tokens, positions, centers, shapes, inside)
         levels = [
             x.mT.unflatten(2, shape)
             for x, shape in zip(tokens.split([h * w for h, w in shapes], dim=1), shapes, strict=True)

@@ -14,8 +14,9 @@ from uniquery.segmenters.solov2 import SOLOv2, SOLOv2Config
 
 SEGMENTERS: dict[str, type[Any]] = {"condinst": CondInst, "mask2former": Mask2Former, "solov2": SOLOv2}
 SegmenterConfig = Annotated[CondInstConfig | Mask2FormerConfig | SOLOv2Config, Field(discriminator="name")]
+DEFAULT_SEGMENTER = CondInstConfig()  # of a config that names no model
 
-__all__ = ["SEGMENTERS", "SegmenterConfig", "build_segmenter", "read_segmenter_config"]
+__all__ = ["DEFAULT_SEGMENTER", "SEGMENTERS", "SegmenterConfig", "build_segmenter", "read_segmenter_config"]
 
 
 def build_segmenter(

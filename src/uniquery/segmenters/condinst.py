@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -28,6 +28,7 @@ from uniquery.masks.suppression import nms
 from uniquery.matching import assign_points, box_distances
 from uniquery.parallel import all_reduce_mean, normalizer
 from uniquery.querying.contract import Segmenter
+from uniquery.segmenters.settings import SegmenterSettings
 from uniquery.structures import (
     Assignment,
     Images,
@@ -45,10 +46,8 @@ from uniquery.structures import (
 FILTER_CHANNELS = 8
 
 
-class CondInstConfig(BaseModel):
+class CondInstConfig(SegmenterSettings):
     """Settings of CondInst; the defaults are the original's."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Literal["condinst"] = "condinst"
     channels: int = Field(256, gt=0, multiple_of=32, description="of the pyramid and the heads")
@@ -67,8 +66,11 @@ class CondInstConfig(BaseModel):
     score_threshold: float = Field(0.05, ge=0, le=1, description="of class × centerness, before the square root")
     candidates: int = Field(1000, gt=0, description="per level, before suppression")
     nms_threshold: float = Field(0.6, ge=0, le=1)
-    max_detections: int = Field(100, gt=0)
-    mask_threshold: float = Field(0.5, gt=0, lt=1)
+
+    @property
+    def memory_advice(self) -> str:
+        """See the base."""
+        return "a smaller model.max_queries"
 
     @model_validator(mode="after")
     def _levels_fit(self) -> Self:

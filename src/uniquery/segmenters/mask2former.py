@@ -15,7 +15,7 @@ from typing import Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from uniquery.backbones import Backbone
@@ -37,16 +37,15 @@ from uniquery.segmenters.set_prediction import (
     queries_of_layers,
     queries_with_targets,
 )
+from uniquery.segmenters.settings import SegmenterSettings
 from uniquery.structures import Images, Instances, PixelMap, Queries, Targets, at_least_float32
 
 STRIDE = 4
 LEVELS = (32, 16, 8)  # strides of the tokens, in the order that decoder layers read them
 
 
-class Mask2FormerConfig(BaseModel):
+class Mask2FormerConfig(SegmenterSettings):
     """Settings of Mask2Former; the defaults are the original's, but for the padding."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Literal["mask2former"] = "mask2former"
     queries: int = Field(100, gt=0, description="most instances that an image can have")
@@ -66,10 +65,18 @@ class Mask2FormerConfig(BaseModel):
     points: int = Field(12544, gt=0, description="that a mask is compared on")
     oversample: float = Field(3.0, ge=1, description="candidates for each point")
     importance: float = Field(0.75, ge=0, le=1, description="share of points that are the most uncertain candidates")
-    max_detections: int = Field(100, gt=0)
-    mask_threshold: float = Field(0.5, gt=0, lt=1)
     object_threshold: float = Field(0.8, ge=0, le=1, description="panoptic: least class score of a segment")
     overlap_threshold: float = Field(0.8, ge=0, le=1, description="panoptic: least share of its area that it keeps")
+
+    @property
+    def instance_limit(self) -> tuple[str, int]:
+        """Each query can own one instance."""
+        return "model.queries", self.queries
+
+    @property
+    def memory_advice(self) -> str:
+        """See the base."""
+        return "a smaller model.queries"
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:

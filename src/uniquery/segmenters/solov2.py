@@ -15,7 +15,7 @@ from typing import Annotated, Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from uniquery.backbones import Backbone
@@ -37,6 +37,7 @@ from uniquery.segmenters.grid import (
     quarter_valid,
     score_candidates,
 )
+from uniquery.segmenters.settings import SegmenterSettings
 from uniquery.structures import (
     Assignment,
     Images,
@@ -53,10 +54,8 @@ LEVEL_STRIDES = (8, 8, 16, 32, 32)  # of the features that each level's grid is 
 MASK_WEIGHT = 3.0
 
 
-class SOLOv2Config(BaseModel):
+class SOLOv2Config(SegmenterSettings):
     """Settings of SOLOv2; the defaults are the original's."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Literal["solov2"] = "solov2"
     channels: int = Field(256, gt=0, multiple_of=32, description="of the pyramid")
@@ -77,8 +76,11 @@ class SOLOv2Config(BaseModel):
     candidates: int = Field(500, gt=0, description="before suppression")
     nms_sigma: float = Field(2.0, gt=0, description="how sharply overlap lowers a score")
     final_threshold: float = Field(0.05, ge=0, le=1, description="of the score that suppression leaves")
-    max_detections: int = Field(100, gt=0)
-    mask_threshold: float = Field(0.5, gt=0, lt=1)
+
+    @property
+    def memory_advice(self) -> str:
+        """See the base."""
+        return "a smaller model.max_queries"
 
     @model_validator(mode="after")
     def _ranges_fit(self) -> Self:

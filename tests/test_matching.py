@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from helpers.small_segmenters import boxes_of, ellipses
-from uniquery.matching import assign_points, box_distances, mask_centroids
+from uniquery.matching import assign_points, box_distances, mask_centroids, random_subset
 from uniquery.structures import Targets, grid_locations
 
 STRIDES = (8, 16, 32)
@@ -139,3 +139,20 @@ class TestMaskCentroids:
 def test_box_distances():
     distances = box_distances(torch.tensor([3.0, 5.0]), torch.tensor([[1.0, 2.0, 10.0, 20.0], [4.0, 5.0, 6.0, 7.0]]))
     assert distances.tolist() == [[2, 3, 7, 15], [-1, 0, 3, 2]]
+
+
+class TestRandomSubset:
+    def test_no_more_than_the_limit(self):
+        torch.manual_seed(0)
+        subsets = [random_subset(20, 6, torch.device("cpu")) for _ in range(30)]
+        assert all(subset.sum() == 6 for subset in subsets)
+        assert torch.stack(subsets).any(0).all()
+        torch.manual_seed(0)
+        assert torch.equal(random_subset(20, 6, torch.device("cpu")), subsets[0])
+
+    def test_draws_nothing_if_all_fit(self):
+        torch.manual_seed(0)
+        before = torch.get_rng_state()
+        for count in (0, 5, 6):
+            assert random_subset(count, 6, torch.device("cpu")).tolist() == [True] * count
+        assert torch.equal(torch.get_rng_state(), before)

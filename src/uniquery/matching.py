@@ -70,6 +70,18 @@ def assign_points(
     return owner
 
 
+def random_subset(count: int, limit: int, device: torch.device) -> Tensor:
+    """(count,) bool: all true, or `limit` of them at random if there are more; draws from torch's global generator.
+
+    >>> random_subset(5, 2, torch.device("cpu")).sum()
+    tensor(2)
+    """
+    if count <= limit:
+        return torch.ones(count, dtype=torch.bool, device=device)
+    chosen = torch.randperm(count, device=device)[:limit]
+    return torch.zeros(count, dtype=torch.bool, device=device).index_fill_(0, chosen, True)
+
+
 def mask_costs(logits: Tensor, wanted: Tensor, known: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(R, K) cross-entropy, the mean over points, and (R, K) dice loss, of every prediction with every instance.
 

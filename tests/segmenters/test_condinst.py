@@ -1,6 +1,7 @@
 """What is CondInst's own; what it shares with the others is in test_contract.py."""
 
 import json
+from dataclasses import fields
 
 import pytest
 import torch
@@ -27,20 +28,26 @@ class TestLosses:
         images, targets = batch
         capped, free = small("condinst", max_queries=4).eval(), small("condinst").eval()
         outputs = free(images)
-        assignment = free.assign(outputs, targets)
-        assert len(assignment) > 12
-        assert len(free.queries(outputs, assignment)) == len(assignment)
         torch.manual_seed(0)
-        some, others = capped.queries(outputs, assignment), capped.queries(outputs, assignment)
-        assert len(some) == len(others) == 4
-        assert not torch.equal(some.embeddings, others.embeddings)
-        all_filters = free.queries(outputs, assignment).embeddings.tolist()
-        assert all(one in all_filters for one in some.embeddings.tolist())
-        assert len({tuple(one) for one in some.embeddings.tolist()}) == 4
-        few, every = (model.losses(outputs, targets, assignment) for model in (capped, free))
+        every, some, others = (model.assign(outputs, targets) for model in (free, capped, capped))
+        assert len(every) == len(some) == len(others) > 6
+        assert every.takes_part.all()
+        assert some.takes_part.sum() == others.takes_part.sum() == 4
+        assert not torch.equal(some.takes_part, others.takes_part)  # drawn in each step
+
+        queries = capped.queries(outputs, some)
+        chosen = free.queries(outputs, every)[some.takes_part]
+        for field in fields(queries):
+            assert torch.equal(getattr(queries, field.name), getattr(chosen, field.name)), field.name
+        again = capped.queries(outputs, some)
+        assert torch.equal(queries.embeddings, again.embeddings)
+
+        few, all_losses = capped.losses(outputs, targets, some), free.losses(outputs, targets, every)
         for name in ("loss_class", "loss_box", "loss_centerness"):
-            assert torch.equal(few[name], every[name])
-        assert not torch.equal(few["loss_mask"], every["loss_mask"])
+            assert torch.equal(few[name], all_losses[name]), name
+        mask_loss = capped.mask_loss(capped.decode(queries, outputs.pixels), queries, targets)
+        assert torch.equal(few["loss_mask"], mask_loss)
+        assert not torch.equal(few["loss_mask"], all_losses["loss_mask"])
 
     @pytest.mark.parametrize("norm", ["batch", "group"])
     def test_both_norms_of_the_mask_branch(self, batch, norm):

@@ -3,7 +3,7 @@
 import itertools
 import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -151,17 +151,28 @@ class TestLosses:
 
     def test_only_masks_are_capped(self, batch):
         images, targets = batch
-        capped, free = small("solov2", max_queries=3).eval(), small("solov2").eval()
+        capped, free = small("solov2", max_queries=4).eval(), small("solov2").eval()
         outputs = free(images)
-        assignment = free.assign(outputs, targets)
-        assert len(free.queries(outputs, assignment)) == len(assignment) > 6
         torch.manual_seed(0)
-        some, others = capped.queries(outputs, assignment), capped.queries(outputs, assignment)
-        assert len(some) == len(others) == 3
-        assert not torch.equal(some.embeddings, others.embeddings)
-        few, every = (model.losses(outputs, targets, assignment) for model in (capped, free))
-        assert torch.equal(few["loss_class"], every["loss_class"])
-        assert not torch.equal(few["loss_mask"], every["loss_mask"])
+        every, some, others = (model.assign(outputs, targets) for model in (free, capped, capped))
+        assert len(every) == len(some) == len(others) > 6
+        assert every.takes_part.all()
+        assert some.takes_part.sum() == others.takes_part.sum() == 4
+        assert not torch.equal(some.takes_part, others.takes_part)  # drawn in each step
+
+        queries = capped.queries(outputs, some)
+        chosen = free.queries(outputs, every)[some.takes_part]
+        for field in fields(queries):
+            assert torch.equal(getattr(queries, field.name), getattr(chosen, field.name)), field.name
+        again = capped.queries(outputs, some)
+        assert torch.equal(queries.embeddings, again.embeddings)
+
+        few, all_losses = capped.losses(outputs, targets, some), free.losses(outputs, targets, every)
+        for name in ("loss_class",):
+            assert torch.equal(few[name], all_losses[name]), name
+        mask_loss = capped.mask_loss(capped.decode(queries, outputs.pixels), queries, targets)
+        assert torch.equal(few["loss_mask"], mask_loss)
+        assert not torch.equal(few["loss_mask"], all_losses["loss_mask"])
 
     @pytest.mark.parametrize("counts", [(3, 0, 1, 4), (0, 1, 0, 0), (0, 0, 0, 0)])
     def test_two_halves_learn_like_the_whole(self, counts, monkeypatch):

@@ -25,7 +25,7 @@ from uniquery.layers.resize import aligned_bilinear, aligned_linear_matrix
 from uniquery.masks.losses import dice, sigmoid_focal
 from uniquery.masks.paste import encode_masks, resize_matrix, scale_boxes
 from uniquery.masks.suppression import nms
-from uniquery.matching import assign_points, box_distances
+from uniquery.matching import assign_points, box_distances, random_subset
 from uniquery.parallel import all_reduce_mean, normalizer
 from uniquery.querying.contract import Segmenter
 from uniquery.segmenters.settings import SegmenterSettings
@@ -170,12 +170,11 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         ranges = _by_stride(outputs.strides, self.size_ranges)  # (L, 2)
         owners = torch.stack([assign_points(outputs.locations, outputs.strides, ranges, t) for t in targets])  # (B, L)
         image, location = (owners >= 0).nonzero(as_tuple=True)
-        return Assignment(query=location, image=image, target=owners[image, location])
+        takes_part = random_subset(len(image), self.config.max_queries, image.device)
+        return Assignment(query=location, image=image, target=owners[image, location], takes_part=takes_part)
 
     def queries(self, outputs: CondInstOutputs, assignment: Assignment) -> CondInstQueries:
-        if len(assignment) > self.config.max_queries:
-            chosen = torch.randperm(len(assignment), device=assignment.query.device)[: self.config.max_queries]
-            assignment = assignment[chosen]
+        assignment = assignment[assignment.takes_part]
         return self._queries_at(outputs, assignment.image, assignment.query, assignment.target)
 
     def _queries_at(self, outputs: CondInstOutputs, image: Tensor, location: Tensor, target: Tensor) -> CondInstQueries:

@@ -25,6 +25,7 @@ from uniquery.layers.padding import GroupNorm
 from uniquery.layers.winograd import SharedConv3x3
 from uniquery.masks.losses import dice, sigmoid_focal
 from uniquery.masks.suppression import matrix_nms
+from uniquery.matching import random_subset
 from uniquery.parallel import all_reduce_mean, get_world_size, normalizer
 from uniquery.querying.contract import Segmenter
 from uniquery.segmenters.grid import (
@@ -150,12 +151,11 @@ class SOLOv2(Segmenter[SOLOv2Outputs, Assignment, Queries]):
         pairs = [assign_cells(t, (height, width), c.grids, c.size_ranges, c.center_fraction) for t in targets]
         image = [torch.full_like(cells, i) for i, (cells, _) in enumerate(pairs)]
         cells, owned = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-        return Assignment(query=cells, image=torch.cat(image), target=owned)
+        takes_part = random_subset(len(cells), c.max_queries, cells.device)
+        return Assignment(query=cells, image=torch.cat(image), target=owned, takes_part=takes_part)
 
     def queries(self, outputs: SOLOv2Outputs, assignment: Assignment) -> Queries:
-        if len(assignment) > self.config.max_queries:
-            chosen = torch.randperm(len(assignment), device=assignment.query.device)[: self.config.max_queries]
-            assignment = assignment[chosen]
+        assignment = assignment[assignment.takes_part]
         kernels = outputs.kernels[assignment.image, assignment.query]
         return Queries(kernels, assignment.image, assignment.target)
 

@@ -379,6 +379,67 @@ class TestPredict:
         assert torch.equal(few.scores, all_of_them.scores[:3])
 
 
+class TestInvalidPixels:
+    """The right part of the first image is invalid."""
+
+    @pytest.fixture
+    def case(self, batch):
+        images, targets = batch
+        valid = torch.ones(96, 128, dtype=torch.bool)
+        valid[:, 60:] = False
+        targets = [replace(targets[0], valid=valid), targets[1]]
+        model = small("solov2").double()
+        outputs = model(images)
+        assignment = model.assign(outputs, targets)
+        owned = set(zip(assignment.image.tolist(), assignment.query.tolist(), strict=True))
+        centers = [
+            ((column + 0.5) * 128 / side, (row + 0.5) * 96 / side)
+            for side in model.config.grids
+            for row in range(side)
+            for column in range(side)
+        ]
+        ignored = [
+            at
+            for at, (x, y) in enumerate(centers)
+            if (0, at) not in owned and not valid[min(int(y), 95), min(int(x), 127)]
+        ]
+        assert len(ignored) > 20
+        return model, outputs, targets, assignment, ignored
+
+    def test_the_class_loss_leaves_out_what_owns_nothing_there(self, case):
+        model, outputs, targets, assignment, ignored = case
+        loss = model.losses(outputs, targets, assignment)["loss_class"].item()
+        everywhere = [replace(t, valid=None) for t in targets]
+        whole = model.losses(outputs, everywhere, assignment)["loss_class"].item()
+        p = outputs.logits[0, ignored].sigmoid()
+        left_out = -(0.75 * p**2 * (1 - p).log()).sum().item()
+        assert loss == pytest.approx(
+            whole - left_out / (len(cell_labels(assignment, targets, outputs.logits.shape[1])[1]) + 1)
+        )
+
+    def test_predictions_there_change_nothing(self, case):
+        model, outputs, targets, assignment, ignored = case
+        results = []
+        for perturbed in (False, True):
+            logits, embeddings = (t.detach().clone() for t in (outputs.logits, outputs.pixels.embeddings))
+            if perturbed:
+                logits[0, ignored] += 3 * torch.randn_like(logits[0, ignored])
+                embeddings[0, ..., 60 // outputs.pixels.stride + 2 :] += 5
+            logits.requires_grad_()
+            embeddings.requires_grad_()
+            changed = replace(outputs, logits=logits, pixels=replace(outputs.pixels, embeddings=embeddings))
+            losses = model.losses(changed, targets, assignment)
+            gradients = torch.autograd.grad(sum(losses.values()), (logits, embeddings))
+            results.append(({k: v.item() for k, v in losses.items()}, gradients))
+        (first, (of_logits, of_embeddings)), (second, others) = results
+        assert first == pytest.approx(second, rel=1e-12)
+        assert not of_logits[0, ignored].any()
+        assert not of_embeddings[0, ..., 60 // outputs.pixels.stride + 2 :].any()
+        assert of_embeddings[1].any()
+        for a, b in zip((of_logits, of_embeddings), others, strict=True):
+            torch.testing.assert_close(a, b)
+
+
 class TestConfig:
     @pytest.mark.parametrize("count", [1, 4, 6])
     def test_ranges_of_a_wrong_number(self, count):

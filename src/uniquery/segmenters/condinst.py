@@ -25,7 +25,7 @@ from uniquery.layers.resize import aligned_bilinear, aligned_linear_matrix
 from uniquery.masks.losses import dice, sigmoid_focal
 from uniquery.masks.paste import encode_masks, resize_matrix, scale_boxes
 from uniquery.masks.suppression import nms
-from uniquery.matching import assign_points, box_distances, random_subset
+from uniquery.matching import assign_points, box_distances, ignored_locations, random_subset
 from uniquery.parallel import all_reduce_mean, normalizer
 from uniquery.querying.contract import Segmenter
 from uniquery.segmenters.settings import SegmenterSettings
@@ -228,9 +228,13 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         centerness = _centerness(wanted)
         positives = normalizer(centerness.new_tensor(len(assignment)))
         center_sum = all_reduce_mean(centerness.sum()).clamp(min=1e-6)
+        class_losses = sigmoid_focal(at_least_float32(outputs.logits), is_class)
+        if any(t.valid is not None for t in targets):
+            ignored = ignored_locations(outputs.locations, assignment, targets)  # (B, L)
+            class_losses = class_losses.masked_fill(ignored[..., None], 0)
         queries = self.queries(outputs, assignment)
         return {
-            "loss_class": sigmoid_focal(at_least_float32(outputs.logits), is_class).sum() / positives,
+            "loss_class": class_losses.sum() / positives,
             "loss_box": (_giou_loss(predicted, wanted) * centerness).sum() / center_sum,
             "loss_centerness": F.binary_cross_entropy_with_logits(
                 at_least_float32(outputs.centerness[image, location]), centerness, reduction="sum"

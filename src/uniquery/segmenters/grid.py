@@ -71,6 +71,21 @@ def _constant(values: Sequence[Any], device: torch.device) -> Tensor:
     return torch.tensor(values).to(device, non_blocking=True)
 
 
+def cell_centers(grids: Sequence[int], extent: tuple[int, int], device: torch.device | None = None) -> Tensor:
+    """(L, 2): x, y in pixels of the center of each cell of all levels, of grids that span (height, width) `extent`.
+
+    >>> cell_centers([1, 2], (4, 8)).tolist()
+    [[4.0, 2.0], [2.0, 1.0], [6.0, 1.0], [2.0, 3.0], [6.0, 3.0]]
+    """
+    height, width = extent
+    levels = []
+    for side in grids:
+        center = (torch.arange(side, device=device) + 0.5) / side
+        y, x = torch.meshgrid(center * height, center * width, indexing="ij")
+        levels.append(torch.stack([x.flatten(), y.flatten()], dim=1))
+    return torch.cat(levels)
+
+
 def cell_labels(assignment: Assignment, targets: Sequence[Targets], cells: int) -> tuple[Tensor, Tensor, Tensor]:
     """Image, cell and class of each positive cell; of several instances in a cell, the last one gives the class."""
     owner = assignment.target.new_full((len(targets) * cells,), -1)

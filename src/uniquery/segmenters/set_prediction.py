@@ -97,7 +97,7 @@ class PointCriterion:
             pixels = sample_map(embeddings, points)  # (P, D)
             costs = []
             for logits, queries in zip(outputs.logits[:, i], outputs.embeddings[:, i], strict=True):
-                cross_entropy, dice = mask_costs(queries.to(pixels.dtype) @ pixels.T, sampled.values, sampled.known)
+                cross_entropy, dice = mask_costs(queries.to(pixels.dtype) @ pixels.T, sampled.values, sampled.valid)
                 class_cost = -at_least_float32(logits).softmax(dim=1)[:, labels]
                 costs.append(
                     self.class_weight * class_cost + self.mask_weight * cross_entropy + self.dice_weight * dice
@@ -126,8 +126,14 @@ class PointCriterion:
         labels[layer, assignment.image[:, None], assignment.layer_query] = torch.cat([t.labels for t in targets])[owned]
         label_weights = torch.tensor(self.label_weights).to(logits.device, logits.dtype, non_blocking=True)
         weights = label_weights[labels]
+        ignored = mostly_invalid(outputs, targets)
+        if ignored is not None:
+            weights = weights.masked_fill(ignored & (labels == self.num_classes), 0)
         losses = F.cross_entropy(logits.flatten(0, 2), labels.flatten(), reduction="none").view_as(weights)
-        return self.class_weight * ((losses * weights).sum((1, 2)) / all_reduce_mean(weights.sum((1, 2))))
+        total = all_reduce_mean(weights.sum((1, 2)))
+        if ignored is not None:
+            total = total.clamp(min=torch.finfo(total.dtype).tiny)  # if nothing counts
+        return self.class_weight * ((losses * weights).sum((1, 2)) / total)
 
     def mask_losses(
         self, outputs: SetOutputs, targets: Sequence[Targets], assignment: SetAssignment, extents: Extents
@@ -187,6 +193,29 @@ def match_layers(costs: Sequence[Tensor], targets: Sequence[Targets], num_classe
     query, target = torch.cat(matched, dim=2).mT.to(joined.device)  # (M, L) each
     image = torch.arange(len(targets)).repeat_interleave(torch.tensor([m.shape[2] for m in matched])).to(joined.device)
     return SetAssignment(query[:, -1], image, target[:, -1], layer_query=query, layer_target=target)
+
+
+@torch.no_grad()
+def mostly_invalid(outputs: SetOutputs, targets: Sequence[Targets]) -> Tensor | None:
+    """(L, B, N) bool: which queries have more than half of their mask, at 0.5 on the map, on invalid pixels.
+
+    Returns:
+        None if all pixels of all images are valid.
+    """
+    if all(t.valid is None for t in targets):
+        return None
+    result = torch.zeros(outputs.logits.shape[:3], dtype=torch.bool, device=outputs.logits.device)
+    x, y = outputs.pixels.locations().long().T
+    for i, target in enumerate(targets):
+        if target.valid is not None:
+            pixels = at_least_float32(outputs.pixels.embeddings[i]).flatten(1)  # (D, h · w)
+            invalid = (~target.valid[y, x]).to(pixels.dtype)
+            counted = torch.stack([invalid, torch.ones_like(invalid)], dim=1)
+            for layer, queries in enumerate(outputs.embeddings[:, i]):
+                masks = queries.to(pixels.dtype) @ pixels > 0
+                on_invalid, area = (masks.to(pixels.dtype) @ counted).T  # (N,) each
+                result[layer, i] = on_invalid > 0.5 * area
+    return result
 
 
 def check_labels(labels: Tensor, num_classes: int) -> None:

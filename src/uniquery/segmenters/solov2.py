@@ -25,12 +25,13 @@ from uniquery.layers.padding import GroupNorm
 from uniquery.layers.winograd import SharedConv3x3
 from uniquery.masks.losses import dice, sigmoid_focal
 from uniquery.masks.suppression import matrix_nms
-from uniquery.matching import random_subset
+from uniquery.matching import ignored_locations, random_subset
 from uniquery.parallel import all_reduce_mean, get_world_size, normalizer
 from uniquery.querying.contract import Segmenter
 from uniquery.segmenters.grid import (
     MASK_STRIDE,
     assign_cells,
+    cell_centers,
     cell_labels,
     coordinates,
     paste_instances,
@@ -147,12 +148,18 @@ class SOLOv2(Segmenter[SOLOv2Outputs, Assignment, Queries]):
     @torch.no_grad()
     def assign(self, outputs: SOLOv2Outputs, targets: Sequence[Targets]) -> Assignment:
         c = self.config
-        height, width = (MASK_STRIDE * side for side in outputs.pixels.embeddings.shape[-2:])
-        pairs = [assign_cells(t, (height, width), c.grids, c.size_ranges, c.center_fraction) for t in targets]
+        extent = self._extent(outputs)
+        pairs = [assign_cells(t, extent, c.grids, c.size_ranges, c.center_fraction) for t in targets]
         image = [torch.full_like(cells, i) for i, (cells, _) in enumerate(pairs)]
         cells, owned = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         takes_part = random_subset(len(cells), c.max_queries, cells.device)
         return Assignment(query=cells, image=torch.cat(image), target=owned, takes_part=takes_part)
+
+    @staticmethod
+    def _extent(outputs: SOLOv2Outputs) -> tuple[int, int]:
+        """(height, width) in pixels that the grids span: the padded image."""
+        height, width = outputs.pixels.embeddings.shape[-2:]
+        return MASK_STRIDE * height, MASK_STRIDE * width
 
     def queries(self, outputs: SOLOv2Outputs, assignment: Assignment) -> Queries:
         assignment = assignment[assignment.takes_part]
@@ -174,12 +181,16 @@ class SOLOv2(Segmenter[SOLOv2Outputs, Assignment, Queries]):
         image, cells, labels = cell_labels(assignment, targets, outputs.logits.shape[1])
         is_class = torch.zeros_like(outputs.logits)
         is_class[image, cells, labels] = 1
-        logits = at_least_float32(outputs.logits)
+        class_losses = sigmoid_focal(at_least_float32(outputs.logits), is_class)
+        if any(t.valid is not None for t in targets):
+            centers = cell_centers(self.config.grids, self._extent(outputs), is_class.device)
+            ignored = ignored_locations(centers, assignment, targets)  # (B, L)
+            class_losses = class_losses.masked_fill(ignored[..., None], 0)
         # One more than there are positive cells, counted over all processes: each of them adds its share of that one.
-        positives = all_reduce_mean(logits.new_tensor(len(cells))) + 1 / get_world_size()
+        positives = all_reduce_mean(class_losses.new_tensor(len(cells))) + 1 / get_world_size()
         queries = self.queries(outputs, assignment)
         return {
-            "loss_class": sigmoid_focal(logits, is_class).sum() / positives,
+            "loss_class": class_losses.sum() / positives,
             "loss_mask": self.mask_loss(self.decode(queries, outputs.pixels), queries, targets),
         }
 

@@ -9,16 +9,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, Self, cast
+from typing import Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from uniquery.backbones import Backbone
 from uniquery.layers.fpn import FPN
+from uniquery.layers.inplace_relu import inplace_relu
 from uniquery.layers.normalize import Normalize
 from uniquery.layers.padding import GroupNorm
 from uniquery.layers.resize import aligned_bilinear, aligned_linear_matrix
@@ -200,8 +200,8 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
             layer = torch.cat([position, content, offset[..., None]], dim=2).flatten(0, 1)  # (Q · 8, 2 + D + 1)
             ones = pixels.locations.new_ones(len(pixels), 1)
             values = torch.cat([pixels.locations, pixels.embeddings, ones], dim=1).to(layer.dtype)  # (P, 2 + D + 1)
-            hidden = _relu(layer @ values.T).unflatten(0, (-1, FILTER_CHANNELS))  # (Q, 8, P)
-            hidden = _relu(torch.baddbmm(biases[1][..., None], weights[1], hidden))
+            hidden = inplace_relu(layer @ values.T).unflatten(0, (-1, FILTER_CHANNELS))  # (Q, 8, P)
+            hidden = inplace_relu(torch.baddbmm(biases[1][..., None], weights[1], hidden))
             return torch.baddbmm(biases[2][..., None], weights[2], hidden).squeeze(1)
 
     def mask_loss(self, logits: Tensor, queries: CondInstQueries, targets: Sequence[Targets]) -> Tensor:
@@ -332,29 +332,6 @@ class MaskBranch(nn.Module):
         for i in (1, 2):
             x = x + aligned_bilinear(self.refine[i](levels[i]), 2**i)
         return cast(Tensor, self.tower(x))
-
-
-class _InPlaceReLU(torch.autograd.Function):
-    """A rectifier that overwrites its input, and backward its gradient: both are eight numbers per query and pixel.
-
-    Only for what a matrix product gives and takes, which nothing else refers to.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.mark_dirty(x.relu_())
-        ctx.save_for_backward(x)
-        return x
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (y,) = ctx.saved_tensors
-        return cast(Tensor, torch.ops.aten.threshold_backward.grad_input(gradient, y, 0, grad_input=gradient))
-
-
-def _relu(x: Tensor) -> Tensor:
-    return cast(Tensor, _InPlaceReLU.apply(x))  # type: ignore[no-untyped-call]
 
 
 def _tower(channels: int, convs: int) -> nn.Sequential:

@@ -1,9 +1,23 @@
+import itertools
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from helpers.small_segmenters import boxes_of, ellipses
-from uniquery.matching import assign_points, box_distances, mask_centroids
-from uniquery.structures import Targets, grid_locations
+from uniquery.matching import (
+    assign_points,
+    box_distances,
+    cheapest_pairs,
+    ignored_locations,
+    mask_centroids,
+    mask_costs,
+    match_all,
+    random_subset,
+)
+from uniquery.structures import Assignment, Targets, grid_locations
 
 STRIDES = (8, 16, 32)
 RANGES = {8: (-1, 24), 16: (24, 48), 32: (48, 1e8)}
@@ -139,3 +153,76 @@ class TestMaskCentroids:
 def test_box_distances():
     distances = box_distances(torch.tensor([3.0, 5.0]), torch.tensor([[1.0, 2.0, 10.0, 20.0], [4.0, 5.0, 6.0, 7.0]]))
     assert distances.tolist() == [[2, 3, 7, 15], [-1, 0, 3, 2]]
+
+
+class TestRandomSubset:
+    def test_no_more_than_the_limit(self):
+        torch.manual_seed(0)
+        subsets = [random_subset(20, 6, torch.device("cpu")) for _ in range(30)]
+        assert all(subset.sum() == 6 for subset in subsets)
+        assert torch.stack(subsets).any(0).all()
+        torch.manual_seed(0)
+        assert torch.equal(random_subset(20, 6, torch.device("cpu")), subsets[0])
+
+    def test_draws_nothing_if_all_fit(self):
+        torch.manual_seed(0)
+        before = torch.get_rng_state()
+        for count in (0, 5, 6):
+            assert random_subset(count, 6, torch.device("cpu")).tolist() == [True] * count
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+class TestIgnoredLocations:
+    def test_the_pixel_under_a_location_decides(self):
+        valid = torch.ones(4, 6, dtype=torch.bool)
+        valid[1:3, 2:] = False
+        empty = Targets(torch.zeros(0), torch.zeros(0, 4), torch.zeros(0, 4, 6, dtype=torch.bool))
+        locations = torch.tensor([[1.9, 1.5], [2.0, 1.5], [5.0, 2.9], [5.0, 3.0], [50.0, 2.0], [3.0, 40.0], [3.0, 1.0]])
+        assignment = Assignment(torch.tensor([6]), torch.tensor([0]), torch.tensor([0]))  # the last one owns something
+        ignored = ignored_locations(locations, assignment, [replace(empty, valid=valid), empty])
+        assert ignored.tolist() == [[False, True, True, False, True, False, False], [False] * 7]
+
+
+@pytest.mark.parametrize("some", [False, True])
+def test_mask_costs_pair_by_pair(some):
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(4, 20, generator=generator, dtype=torch.float64)
+    targets = torch.rand(3, 20, generator=generator, dtype=torch.float64)
+    valid = torch.rand(20, generator=generator) > 0.4 if some else None
+    cross_entropy, dice = mask_costs(logits, targets, valid)
+    used = torch.ones(20, dtype=torch.bool) if valid is None else valid
+    for r, k in itertools.product(range(4), range(3)):
+        x, t = logits[r, used], targets[k, used]
+        p = x.sigmoid()
+        torch.testing.assert_close(cross_entropy[r, k], F.binary_cross_entropy_with_logits(x, t))
+        torch.testing.assert_close(dice[r, k], 1 - (2 * (p * t).sum() + 1) / (p.sum() + t.sum() + 1))
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (3, 4), (3, 3), (3, 0)])
+def test_the_cheapest_of_all_pairings(shape):
+    costs = np.random.default_rng(0).normal(size=shape)
+    rows, columns = cheapest_pairs(costs)
+    few, many = sorted(shape)
+    tall = costs if shape[0] >= shape[1] else costs.T
+    least = min(sum(tall[r, c] for c, r in enumerate(chosen)) for chosen in itertools.permutations(range(many), few))
+    assert len(rows) == len(set(rows)) == len(set(columns)) == few
+    assert sorted(rows) == list(rows)
+    assert costs[rows, columns].sum() == pytest.approx(least)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_costs_that_are_no_numbers(value):
+    rows, columns = cheapest_pairs(np.full((5, 3), value))
+    assert len(rows) == len(set(columns)) == 3
+    costs = np.ones((2, 2))
+    costs[0, 0] = np.nan
+    assert [part.tolist() for part in cheapest_pairs(costs)] == [[0, 1], [1, 0]]
+
+
+def test_many_tables():
+    costs = np.random.default_rng(0).normal(size=(3, 5, 2))
+    pairs = match_all(costs)
+    assert pairs.shape == (2, 3, 2)
+    for layer, table in enumerate(costs):
+        assert [part.tolist() for part in cheapest_pairs(table)] == pairs[:, layer].tolist()
+    assert match_all(costs[:, :, :0]).shape == (2, 3, 0)

@@ -7,7 +7,7 @@ D channels of a pixel embedding, d of a query, H × W the padded batch, h × w a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -51,7 +51,7 @@ class _Indexable(_Moves):
     def cat(cls, sets: Sequence[Self]) -> Self:
         """The concatenation of several sets, in order."""
         names = [f.name for f in fields(sets[0])]  # type: ignore[arg-type]
-        return type(sets[0])(*(torch.cat([getattr(s, name) for s in sets]) for name in names))
+        return type(sets[0])(**{name: torch.cat([getattr(s, name) for s in sets]) for name in names})
 
 
 @dataclass(frozen=True)
@@ -162,11 +162,18 @@ class Assignment(_Indexable):
         query: (Q,) index of the query in whatever order the segmenter keeps its queries.
         image: (Q,) index in the batch.
         target: (Q,) index in that image's `Targets`.
+        takes_part: (Q,) bool, whether the pair's query decodes a mask in this step, by default all; a segmenter's
+            `max_queries` caps how many do.
     """
 
     query: Tensor
     image: Tensor
     target: Tensor
+    takes_part: Tensor = field(default=None, kw_only=True)  # type: ignore[assignment]  # replaced below
+
+    def __post_init__(self) -> None:
+        if self.takes_part is None:
+            object.__setattr__(self, "takes_part", torch.ones_like(self.query, dtype=torch.bool))
 
     def __len__(self) -> int:
         return len(self.query)

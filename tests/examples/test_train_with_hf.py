@@ -20,7 +20,7 @@ def main():
 def test_it_learns_and_goes_on_from_what_it_saved(main, tmp_path, capsys):
     transformers = pytest.importorskip("transformers")
     history = main(["--out", str(tmp_path / "first"), "--steps", "10", "--lr", "3e-3"])
-    names = ["loss_class", "loss_mask", "loss_dice", "loss_deep", "loss_inter", "loss_equi"]
+    names = ["loss_class", "loss_mask", "loss_dice", "loss_auxiliary", "loss_inter", "loss_equi"]
     assert all(list(line) == names for line in history)
     totals = [sum(line.values()) for line in history]
     assert all(total == total for total in totals)

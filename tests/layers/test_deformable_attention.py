@@ -4,19 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from uniquery.layers import deformable_attention
-from uniquery.layers.deformable_attention import (
-    DeformableAttention,
-    DeformableLayer,
-    _sum_by_autograd,
-    deformable_sum,
-    reference_points,
-)
+from uniquery.layers import deformable_attention_cpu
+from uniquery.layers.deformable_attention import DeformableAttention, DeformableLayer, deformable_sum, token_centers
+from uniquery.layers.deformable_sampling import sum_by_autograd
 
 SHAPES = [(2, 3), (4, 5), (1, 1)]
 TOKENS = sum(h * w for h, w in SHAPES)
 IMAGES, HEADS, QUERIES, CHANNELS, POINTS = 2, 2, 5, 3, 2
-BOTH = pytest.mark.parametrize("compute", [deformable_sum, _sum_by_autograd], ids=["cpu", "any device"])
+BOTH = pytest.mark.parametrize("compute", [deformable_sum, sum_by_autograd], ids=["cpu", "any device"])
 
 
 def inputs(seed=0, *, spread=3.0):
@@ -77,7 +72,7 @@ class TestSum:
     def test_gradients_in_several_chunks(self, monkeypatch):
         whole = deformable_sum(*(first := inputs()), SHAPES)
         whole.square().sum().backward()
-        monkeypatch.setattr(deformable_attention, "_SUMS_AT_ONCE", 3)
+        monkeypatch.setattr(deformable_attention_cpu, "_SUMS_AT_ONCE", 3)
         parts = deformable_sum(*(second := inputs()), SHAPES)
         parts.square().sum().backward()
         assert torch.equal(whole, parts)
@@ -131,25 +126,28 @@ def module(channels=8) -> DeformableAttention:
     return attention
 
 
-def by_grid_sample(attention, tokens, positions, valid=None):
-    """The same attention, by `F.grid_sample` level by level."""
-    images, count, channels = tokens.shape
+def by_grid_sample(attention, queries, positions, reference, tokens, valid=None):
+    """The same attention, by `F.grid_sample` level by level, as the original writes it."""
+    images, count, channels = queries.shape
     values = attention.values(tokens)
     if valid is not None:
         values = values * valid[..., None]
-    queries = tokens + positions
+    queries = queries + positions
     offsets = attention.offsets(queries).view(images, count, HEADS, len(SHAPES), POINTS, 2)
     weights = attention.attention(queries).view(images, count, HEADS, -1).softmax(3).unflatten(3, (len(SHAPES), POINTS))
-    centers = torch.cat(
-        [torch.cartesian_prod((torch.arange(h) + 0.5) / h, (torch.arange(w) + 0.5) / w).flip(1) for h, w in SHAPES]
-    )  # (S, 2) x, y in 0..1
+    reference = reference.expand(images, -1, -1, -1).double()
     out = torch.zeros(images, count, HEADS, channels // HEADS, dtype=tokens.dtype)
-    for k, (of_level, (h, w)) in enumerate(zip(values.split([h * w for h, w in SHAPES], dim=1), SHAPES, strict=True)):
-        maps = of_level.unflatten(2, (HEADS, -1)).permute(0, 2, 3, 1).reshape(images * HEADS, -1, h, w)
-        places = centers[:, None, None] + offsets[:, :, :, k] / torch.tensor([w, h])  # (B, S, A, P, 2)
-        grid = (2 * places - 1).transpose(1, 2).flatten(0, 1)
-        read = F.grid_sample(maps, grid.double(), align_corners=False).unflatten(0, (images, HEADS))
-        out += torch.einsum("badsp,bsap->bsad", read, weights[:, :, :, k])
+    for k, (level, (h, w)) in enumerate(zip(values.split([h * w for h, w in SHAPES], dim=1), SHAPES, strict=True)):
+        maps = level.unflatten(2, (HEADS, -1)).permute(0, 2, 3, 1).reshape(images * HEADS, -1, h, w)
+        centers, sizes = reference[:, :, k, :2], reference[:, :, k, 2:]
+        shares = (
+            offsets[:, :, :, k] / POINTS * sizes[:, :, None, None] * 0.5
+            if sizes.shape[-1]
+            else offsets[:, :, :, k] / torch.tensor([w, h])
+        )
+        grid = 2 * (centers[:, :, None, None] + shares) - 1  # (B, Q, A, P, 2)
+        read = F.grid_sample(maps, grid.transpose(1, 2).flatten(0, 1), align_corners=False)
+        out += torch.einsum("badqp,bqap->bqad", read.unflatten(0, (images, HEADS)), weights[:, :, :, k])
     return attention.output(out.flatten(2))
 
 
@@ -158,21 +156,60 @@ class TestAttention:
     def tokens(self):
         return torch.randn(IMAGES, TOKENS, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
-    def test_equals_grid_sample(self, tokens):
-        attention, positions = module(), torch.randn(TOKENS, 8).double()
-        out = attention(tokens, positions, reference_points(SHAPES), SHAPES)
-        torch.testing.assert_close(out, by_grid_sample(attention, tokens, positions), rtol=1e-5, atol=1e-6)
+    @pytest.fixture
+    def queries(self):
+        return torch.randn(IMAGES, QUERIES, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+    @pytest.fixture(params=["for all images", "per image", "boxes", "boxes per image"])
+    def reference(self, request):
+        shape = (QUERIES, len(SHAPES), 4 if "boxes" in request.param else 2)
+        shape = (IMAGES, *shape) if "per image" in request.param else shape
+        return torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) * 1.2 - 0.1
+
+    def test_tokens_read_each_other(self, tokens):
+        attention, positions, centers = module(), torch.randn(TOKENS, 8).double(), token_centers(SHAPES)
+        out = attention(tokens, positions, centers, tokens, SHAPES)
+        expected = by_grid_sample(attention, tokens, positions, centers, tokens)
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
+
+    def test_queries_read_tokens(self, queries, reference, tokens):
+        attention, positions = module(), torch.randn(QUERIES, 8).double()
+        valid = torch.rand(IMAGES, TOKENS, generator=torch.Generator().manual_seed(4)) > 0.2
+        out = attention(queries, positions, reference, tokens, SHAPES, valid)
+        expected = by_grid_sample(attention, queries, positions, reference, tokens, valid)
+        assert out.shape == (IMAGES, QUERIES, 8)
+        torch.testing.assert_close(out, expected)
+
+    def test_gradients_of_queries_points_and_tokens(self, queries, reference, tokens):
+        attention, positions = module(), torch.zeros(1, dtype=torch.float64)
+        assert torch.autograd.gradcheck(
+            lambda q, r, t: attention(q, positions, r, t, SHAPES),
+            [t.requires_grad_() for t in (queries, reference, tokens)],
+            eps=1e-7,
+            atol=1e-5,
+            fast_mode=True,
+        )
+
+    def test_the_same_points_for_every_image(self, queries, tokens):
+        attention = module()
+        points = torch.rand(QUERIES, len(SHAPES), 2).double()
+        shared = attention(queries, queries, points, tokens, SHAPES)
+        assert torch.equal(shared, attention(queries, queries, points.expand(IMAGES, -1, -1, -1), tokens, SHAPES))
+
+    def test_no_query(self, tokens):
+        out = module()(tokens[:, :0], tokens[:, :0], torch.zeros(0, len(SHAPES), 2), tokens, SHAPES)
+        assert out.shape == (IMAGES, 0, 8)
 
     def test_padding_is_not_read(self, tokens):
-        attention, positions = module(), torch.zeros(TOKENS, 8).double()
+        attention, positions, centers = module(), torch.zeros(TOKENS, 8).double(), token_centers(SHAPES)
         valid = torch.rand(IMAGES, TOKENS, generator=torch.Generator().manual_seed(2)) > 0.4
-        out = attention(tokens, positions, reference_points(SHAPES), SHAPES, valid)
-        expected = by_grid_sample(attention, tokens, positions, valid)
+        out = attention(tokens, positions, centers, tokens, SHAPES, valid)
+        expected = by_grid_sample(attention, tokens, positions, centers, tokens, valid)
         torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
         soiled = tokens + 9 * ~valid[..., None]
-        other = attention(soiled, positions, reference_points(SHAPES), SHAPES, valid)
+        other = attention(soiled, positions, centers, soiled, SHAPES, valid)
         assert torch.equal(other[valid], out[valid])
-        assert not torch.allclose(attention(soiled, positions, reference_points(SHAPES), SHAPES)[valid], out[valid])
+        assert not torch.allclose(attention(soiled, positions, centers, soiled, SHAPES)[valid], out[valid])
 
     def test_heads_start_in_directions_of_their_own(self):
         bias = DeformableAttention(32, 4, 2, 3).offsets.bias.view(4, 2, 3, 2)
@@ -182,13 +219,13 @@ class TestAttention:
 
     def test_a_layer_keeps_the_shape_and_reaches_every_parameter(self):
         layer = DeformableLayer(8, HEADS, len(SHAPES), 16)
-        out = layer(torch.randn(IMAGES, TOKENS, 8), torch.randn(1, TOKENS, 8), reference_points(SHAPES), SHAPES)
+        out = layer(torch.randn(IMAGES, TOKENS, 8), torch.randn(1, TOKENS, 8), token_centers(SHAPES), SHAPES)
         assert out.shape == (IMAGES, TOKENS, 8)
         out.square().sum().backward()
         assert all(parameter.grad is not None for parameter in layer.parameters())
 
 
-def test_places_of_one_level_are_its_cells():
-    x, y = reference_points([(2, 3)])
-    assert x.flatten().tolist() == pytest.approx([0, 1, 2, 0, 1, 2], abs=1e-6)
-    assert y.flatten().tolist() == pytest.approx([0, 0, 0, 1, 1, 1], abs=1e-6)
+def test_centers_of_one_level_are_its_cells():
+    x, y = token_centers([(2, 3)])[:, 0].T
+    assert (3 * x - 0.5).tolist() == pytest.approx([0, 1, 2, 0, 1, 2], abs=1e-6)
+    assert (2 * y - 0.5).tolist() == pytest.approx([0, 0, 0, 1, 1, 1], abs=1e-6)

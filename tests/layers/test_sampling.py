@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from uniquery.layers.sampling import is_known, sample_map, sample_masks, sample_products
+from uniquery.layers.sampling import sample_map, sample_masks, sample_products, valid_at
 
 
 @pytest.fixture
@@ -70,4 +70,4 @@ def test_known_if_all_neighbors_are():
     valid[:, 2:] = False
     x = torch.tensor([0.0, 0.1, 0.374, 0.376, 0.5, 0.9])  # the last valid cell's center is at 0.375
     points = torch.stack([x, torch.full_like(x, 0.5)], dim=1)
-    assert is_known(valid, points).tolist() == [True, True, True, False, False, False]
+    assert valid_at(valid, points).tolist() == [True, True, True, False, False, False]

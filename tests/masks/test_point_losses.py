@@ -106,4 +106,4 @@ def test_targets_at_points():
     targets = Targets(torch.zeros(2), torch.zeros(2, 4), masks, valid=valid)
     sampled = PointTargets.sampled(targets, points)
     assert sampled.values.tolist() == [[1.0, 0.5, 0.0], [0.0, 0.0, 0.0]]
-    assert sampled.known.tolist() == [True, True, False]
+    assert sampled.valid.tolist() == [True, True, False]

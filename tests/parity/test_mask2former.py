@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 
 from helpers.reference import reference
 from uniquery.backbones.resnet import ResNet
-from uniquery.segmenters.mask2former import Mask2Former, Mask2FormerAssignment, Mask2FormerConfig
+from uniquery.segmenters.mask2former import Mask2Former, Mask2FormerConfig
+from uniquery.segmenters.set_prediction import PointCriterion, SetAssignment
 from uniquery.structures import Images, Targets
 from uniquery.weights.foreign.mask2former import mask2former_names
 
@@ -43,7 +44,8 @@ def model():
     model = Mask2Former(backbone, 5, config)
     foreign = load_file(reference("parity", "mask2former", "state_dict.safetensors"))
     model.load_state_dict(mask2former_names(foreign))
-    model.class_weights.copy_(foreign["criterion.empty_weight"])  # a setting; all weights of the reference are stirred
+    # A setting; all weights of the reference are stirred.
+    model.criterion = replace(model.criterion, label_weights=tuple(foreign["criterion.empty_weight"].tolist()))
     return model.eval()
 
 
@@ -79,7 +81,7 @@ def replay(monkeypatch):
             assert (len(points), extent) == (count, (1.0, 1.0))
             return points
 
-        monkeypatch.setitem(Mask2Former.losses.__globals__, "draw_points", draw)
+        monkeypatch.setitem(PointCriterion.mask_losses.__globals__, "draw_points", draw)
         return waiting
 
     return replay
@@ -127,7 +129,7 @@ def of_layer(outputs, layer):
     return replace(outputs, logits=outputs.logits[layer][None], embeddings=outputs.embeddings[layer][None])
 
 
-def matched(io, model, outputs, targets, layer, replay) -> Mask2FormerAssignment:
+def matched(io, model, outputs, targets, layer, replay) -> SetAssignment:
     first = 4 * RECORDED_AS[layer]
     waiting = replay(*(io[f"train.rand.{first + i:03}"] for i in range(2)))
     assignment = model.assign(of_layer(outputs, layer), targets)
@@ -155,9 +157,9 @@ def layer_losses(io, model, outputs, targets, layer, replay):
     masks = torch.zeros(2, 1)
     for row in range(len(assignment)):
         waiting = replay(candidates[row])
-        masks = masks + model._weigh(model._mask_losses(alone, targets, assignment[row : row + 1]))
+        masks = masks + model.criterion.mask_losses(alone, targets, assignment[row : row + 1], model._extents(alone))
         assert not waiting
-    return torch.cat([model.config.class_weight * model._class_losses(alone, targets, assignment), *masks])
+    return torch.cat([model.criterion.class_losses(alone, targets, assignment), *masks])
 
 
 def test_training_losses_and_gradients(io, model, images, targets, replay):
@@ -186,8 +188,8 @@ def test_the_losses_are_those_of_the_layers(io, model, images, targets):
     torch.manual_seed(0)
     losses = model.losses(outputs, targets, assignment)
     torch.manual_seed(0)
-    masks = model._weigh(model._mask_losses(outputs, targets, assignment))
-    classes = model.config.class_weight * model._class_losses(outputs, targets, assignment)
+    masks = model.criterion.mask_losses(outputs, targets, assignment, model._extents(outputs))
+    classes = model.criterion.class_losses(outputs, targets, assignment)
     total = sum(loss.item() for loss in losses.values())
     assert total == pytest.approx((masks.sum() + classes.sum()).item(), rel=1e-6)
     assert [losses[f"loss_{name}"].item() for name in ("class", "mask", "dice")] == [

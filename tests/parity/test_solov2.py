@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from helpers.reference import reference
 from uniquery.backbones.resnet import ResNet
 from uniquery.masks.geometry import mask_boxes
-from uniquery.segmenters.solov2 import SOLOv2, SOLOv2Config, cell_labels, quarter_masks
+from uniquery.segmenters.grid import cell_labels, quarter_masks
+from uniquery.segmenters.solov2 import SOLOv2, SOLOv2Config
 from uniquery.structures import Images, Targets
 from uniquery.weights.foreign.adelaidet import solov2_names
 

@@ -20,7 +20,7 @@ from uniquery.querying import (
     view_of,
 )
 from uniquery.querying.keyed_random import keyed_generator
-from uniquery.segmenters import build_segmenter, mask2former
+from uniquery.segmenters import build_segmenter, set_prediction
 from uniquery.segmenters.condinst import CondInstConfig
 from uniquery.structures import Images, Targets
 
@@ -65,7 +65,7 @@ def test_off_is_the_base_to_the_bit():
 )
 def test_identity_makes_l_equi_the_base_mask_loss(name, parts, views, monkeypatch):
     table = torch.rand(4096, 2, generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr(mask2former, "draw_points", lambda count, extent, like: table[:count])
+    monkeypatch.setattr(set_prediction, "draw_points", lambda count, extent, like: table[:count])
     model = segmenter() if name == "condinst" else small(name).train()
     images, targets = batch()
     base = UniqueQuerying(model)(images, targets)

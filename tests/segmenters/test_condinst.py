@@ -1,6 +1,7 @@
 """What is CondInst's own; what it shares with the others is in test_contract.py."""
 
 import json
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -27,20 +28,26 @@ class TestLosses:
         images, targets = batch
         capped, free = small("condinst", max_queries=4).eval(), small("condinst").eval()
         outputs = free(images)
-        assignment = free.assign(outputs, targets)
-        assert len(assignment) > 12
-        assert len(free.queries(outputs, assignment)) == len(assignment)
         torch.manual_seed(0)
-        some, others = capped.queries(outputs, assignment), capped.queries(outputs, assignment)
-        assert len(some) == len(others) == 4
-        assert not torch.equal(some.embeddings, others.embeddings)
-        all_filters = free.queries(outputs, assignment).embeddings.tolist()
-        assert all(one in all_filters for one in some.embeddings.tolist())
-        assert len({tuple(one) for one in some.embeddings.tolist()}) == 4
-        few, every = (model.losses(outputs, targets, assignment) for model in (capped, free))
+        every, some, others = (model.assign(outputs, targets) for model in (free, capped, capped))
+        assert len(every) == len(some) == len(others) > 6
+        assert every.takes_part.all()
+        assert some.takes_part.sum() == others.takes_part.sum() == 4
+        assert not torch.equal(some.takes_part, others.takes_part)  # drawn in each step
+
+        queries = capped.queries(outputs, some)
+        chosen = free.queries(outputs, every)[some.takes_part]
+        for field in fields(queries):
+            assert torch.equal(getattr(queries, field.name), getattr(chosen, field.name)), field.name
+        again = capped.queries(outputs, some)
+        assert torch.equal(queries.embeddings, again.embeddings)
+
+        few, all_losses = capped.losses(outputs, targets, some), free.losses(outputs, targets, every)
         for name in ("loss_class", "loss_box", "loss_centerness"):
-            assert torch.equal(few[name], every[name])
-        assert not torch.equal(few["loss_mask"], every["loss_mask"])
+            assert torch.equal(few[name], all_losses[name]), name
+        mask_loss = capped.mask_loss(capped.decode(queries, outputs.pixels), queries, targets)
+        assert torch.equal(few["loss_mask"], mask_loss)
+        assert not torch.equal(few["loss_mask"], all_losses["loss_mask"])
 
     @pytest.mark.parametrize("norm", ["batch", "group"])
     def test_both_norms_of_the_mask_branch(self, batch, norm):
@@ -89,6 +96,59 @@ class TestPyramid:
         assert queries.reach.tolist() == expected
         assert len(set(expected)) > 1
         assert torch.equal(queries.locations, outputs.locations[assignment.query])
+
+
+class TestInvalidPixels:
+    """The right part of the first image is invalid."""
+
+    @pytest.fixture
+    def case(self, batch):
+        images, targets = batch
+        valid = torch.ones(96, 128, dtype=torch.bool)
+        valid[:, 60:] = False
+        targets = [replace(targets[0], valid=valid), targets[1]]
+        model = small("condinst").double()
+        outputs = model(images)
+        assignment = model.assign(outputs, targets)
+        owned = set(zip(assignment.image.tolist(), assignment.query.tolist(), strict=True))
+        ignored = [
+            at
+            for at, (x, y) in enumerate(outputs.locations.tolist())
+            if (0, at) not in owned and not valid[min(int(y), 95), min(int(x), 127)]
+        ]
+        assert len(ignored) > 20
+        return model, outputs, targets, assignment, ignored
+
+    def test_the_class_loss_leaves_out_what_owns_nothing_there(self, case):
+        model, outputs, targets, assignment, ignored = case
+        loss = model.losses(outputs, targets, assignment)["loss_class"].item()
+        everywhere = [replace(t, valid=None) for t in targets]
+        whole = model.losses(outputs, everywhere, assignment)["loss_class"].item()
+        p = outputs.logits[0, ignored].sigmoid()
+        left_out = -(0.75 * p**2 * (1 - p).log()).sum().item()
+        assert loss == pytest.approx(whole - left_out / len(assignment))
+
+    def test_predictions_there_change_nothing(self, case):
+        model, outputs, targets, assignment, ignored = case
+        results = []
+        for perturbed in (False, True):
+            logits, embeddings = (t.detach().clone() for t in (outputs.logits, outputs.pixels.embeddings))
+            if perturbed:
+                logits[0, ignored] += 3 * torch.randn_like(logits[0, ignored])
+                embeddings[0, ..., 60 // outputs.pixels.stride + 2 :] += 5
+            logits.requires_grad_()
+            embeddings.requires_grad_()
+            changed = replace(outputs, logits=logits, pixels=replace(outputs.pixels, embeddings=embeddings))
+            losses = model.losses(changed, targets, assignment)
+            gradients = torch.autograd.grad(sum(losses.values()), (logits, embeddings))
+            results.append(({k: v.item() for k, v in losses.items()}, gradients))
+        (first, (of_logits, of_embeddings)), (second, others) = results
+        assert first == pytest.approx(second, rel=1e-12)
+        assert not of_logits[0, ignored].any()
+        assert not of_embeddings[0, ..., 60 // outputs.pixels.stride + 2 :].any()
+        assert of_embeddings[1].any()
+        for a, b in zip((of_logits, of_embeddings), others, strict=True):
+            torch.testing.assert_close(a, b)
 
 
 class TestConfig:

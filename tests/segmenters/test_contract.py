@@ -294,6 +294,51 @@ class TestMaskLoss:
         assert losses[0] < 0.5 * losses[2]
 
 
+class TestInvalidPixels:
+    """Of all base losses; what is each segmenter's own is in its file."""
+
+    def gradients(self, name, images, targets):
+        model = small(name)
+        losses = losses_of(model, images, targets)
+        total(losses).backward()
+        return losses, {key: parameter.grad for key, parameter in model.named_parameters()}
+
+    def test_everywhere_valid_is_the_default(self, name, batch):
+        images, targets = batch
+        everywhere = [replace(t, valid=torch.ones(images.pixels.shape[-2:], dtype=torch.bool)) for t in targets]
+        (expected, gradients), (losses, found) = (self.gradients(name, images, t) for t in (targets, everywhere))
+        for key, loss in expected.items():
+            torch.testing.assert_close(losses[key], loss, msg=lambda m, k=key: k + m)
+        for key, gradient in gradients.items():
+            torch.testing.assert_close(found[key], gradient, rtol=1e-4, atol=1e-5, msg=lambda m, k=key: k + m)
+
+    @pytest.mark.parametrize("kind", ["normal", "no instance"])
+    def test_nowhere_valid(self, name, kind):
+        images, targets = BATCHES[kind]()
+        nowhere = [replace(t, valid=torch.zeros(images.pixels.shape[-2:], dtype=torch.bool)) for t in targets]
+        losses, gradients = self.gradients(name, images, nowhere)
+        assert all(loss.isfinite() for loss in losses.values())
+        assert all(gradient.isfinite().all() for gradient in gradients.values())
+
+    def test_only_one_image_has_invalid_pixels(self, name, batch):
+        """Some predictions of that image have no class gradient; those of the other one keep theirs."""
+        images, targets = batch
+        valid = torch.ones(images.pixels.shape[-2:], dtype=torch.bool)
+        valid[:, 40:] = False
+        model = small(name).double()
+        outputs = model(images)
+        logits = outputs.logits.detach().requires_grad_()
+        outputs = replace(outputs, logits=logits)
+        gradients = []
+        for some in ([replace(targets[0], valid=valid), targets[1]], targets):
+            assignment = model.assign(outputs, targets)
+            (gradient,) = torch.autograd.grad(model.losses(outputs, some, assignment)["loss_class"], logits)
+            gradients.append(gradient.unbind(-3))  # images come third from the right
+        ignored = (gradients[0][0] == 0) & (gradients[1][0] != 0)
+        assert ignored.any()
+        assert not ((gradients[0][1] == 0) & (gradients[1][1] != 0)).any()
+
+
 class TestPredict:
     @pytest.mark.parametrize("sizes", [MIXED, ((37, 53), (211, 97)), ((1, 1), (5, 300))])
     @torch.no_grad()

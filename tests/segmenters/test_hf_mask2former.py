@@ -17,44 +17,13 @@ from uniquery.structures import Images, Targets
 
 transformers = pytest.importorskip("transformers")
 
+from helpers.small_hf import BACKBONES, LAYERS, QUERIES, small_hf  # noqa: E402 — it imports transformers
+
 SIZES = ((96, 128), (70, 90))
-QUERIES, LAYERS = 24, 4
 MEAN, STD = (
     torch.tensor([255 * x for x in of_channels]).view(3, 1, 1)
     for of_channels in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 )
-STAGES = ["stage1", "stage2", "stage3", "stage4"]
-BACKBONES = {
-    "resnet": lambda: transformers.ResNetConfig(
-        embedding_size=8, hidden_sizes=[16, 16, 32, 32], depths=[1] * 4, layer_type="basic", out_features=STAGES
-    ),
-    "swin": lambda: transformers.SwinConfig(
-        image_size=64, embed_dim=8, depths=[1] * 4, num_heads=[1, 1, 2, 2], window_size=4, out_features=STAGES
-    ),
-}
-
-
-def small_hf(backbone: str = "resnet", *, seed: int = 0, **changes: Any) -> Any:
-    """A small model whose weights are stirred, so that no output is a constant of its initialization."""
-    torch.manual_seed(seed)
-    settings = {
-        "num_labels": NUM_CLASSES,
-        "num_queries": QUERIES,
-        "feature_size": 32,
-        "mask_feature_size": 32,
-        "hidden_dim": 32,
-        "num_attention_heads": 4,
-        "encoder_layers": 1,
-        "encoder_feedforward_dim": 64,
-        "decoder_layers": LAYERS,
-        "dim_feedforward": 64,
-        "train_num_points": 256,
-    }
-    config = transformers.Mask2FormerConfig(backbone_config=BACKBONES[backbone](), **{**settings, **changes})
-    model = transformers.Mask2FormerForUniversalSegmentation(config).train()
-    for parameter in model.parameters():
-        parameter.data.add_(torch.randn_like(parameter), alpha=0.05)
-    return model
 
 
 @pytest.fixture
@@ -115,7 +84,7 @@ class TestOff:
         model.zero_grad()
 
         losses = run(UniqueQuerying(HFMask2Former(model)), images, targets)
-        assert list(losses) == ["loss_class", "loss_mask", "loss_dice", "loss_deep"]
+        assert list(losses) == ["loss_class", "loss_mask", "loss_dice", "loss_auxiliary"]
         torch.testing.assert_close(total(losses), expected.squeeze(), rtol=1e-5, atol=0)
         total(losses).backward()
         for name, parameter in model.named_parameters():
@@ -137,7 +106,7 @@ class TestOff:
         for ours, theirs in names.items():
             torch.testing.assert_close(losses[ours], terms[0][theirs], rtol=1e-5, atol=0)
         deep = sum(value for name, value in terms[0].items() if name not in names.values())
-        torch.testing.assert_close(losses["loss_deep"], deep, rtol=1e-5, atol=0)
+        torch.testing.assert_close(losses["loss_auxiliary"], deep, rtol=1e-5, atol=0)
 
     def test_with_layer_drop(self, batch):
         """Their decoder then skips layers at random, so that the number of predictions varies."""

@@ -18,8 +18,9 @@ from uniquery import parallel
 from uniquery.backbones import Backbone, PixelFormat
 from uniquery.backbones.resnet import ResNet
 from uniquery.backbones.swin import Swin
+from uniquery.errors import DataError
 from uniquery.layers.padding import repeat_border
-from uniquery.segmenters import mask2former
+from uniquery.segmenters import mask2former, set_prediction
 from uniquery.segmenters.mask2former import Mask2Former, Mask2FormerConfig, attention_mask
 from uniquery.structures import Images, Targets
 from uniquery.weights.foreign.mask2former import (
@@ -114,7 +115,7 @@ class TestMatching:
         model = small("mask2former").double()
         outputs = model(images)
         torch.manual_seed(3)
-        costs = model._costs(outputs, targets)
+        costs = torch.cat(model.criterion.costs(outputs, targets, model._extents(outputs)), dim=2)
         torch.manual_seed(3)
         start = 0
         for i, target in enumerate(targets):
@@ -151,7 +152,7 @@ class TestMatching:
         images, targets = batch
         model = small("mask2former")
         targets[1].labels[2] = label
-        with pytest.raises(ValueError, match=r"Labels must be from 0 to 2, as the model has 3 classes; got"):
+        with pytest.raises(DataError, match=r"Labels must be from 0 to 2, as the model has 3 classes; got"):
             model.assign(model(images), targets)
 
     def test_a_diverged_network_is_matched_all_the_same(self, batch):
@@ -199,7 +200,7 @@ class TestMatching:
 class TestLosses:
     def test_names(self, batch):
         _, _, losses = stepped(small("mask2former"), *batch)
-        assert list(losses) == ["loss_class", "loss_mask", "loss_dice", "loss_deep"]
+        assert list(losses) == ["loss_class", "loss_mask", "loss_dice", "loss_auxiliary"]
 
     def test_the_class_loss_query_by_query(self, batch):
         images, targets = batch
@@ -224,7 +225,7 @@ class TestLosses:
         torch.manual_seed(4)
         losses = model.losses(outputs, targets, assignment)
         torch.manual_seed(4)
-        sampling, expected = model.sampling, torch.zeros(2).double()
+        sampling, expected = model.criterion.sampling, torch.zeros(2).double()
         for i, target in enumerate(targets):
             mine = assignment[assignment.image == i]
             points = torch.rand(sampling.candidates, 2).double() * torch.tensor([SIZES[i][1] / 128, SIZES[i][0] / 96])
@@ -266,7 +267,7 @@ class TestLosses:
             return model.losses(outputs, batch[1], assignment)
 
         alone = losses()
-        for module in (parallel, mask2former):
+        for module in (parallel, set_prediction):
             monkeypatch.setattr(module, "all_reduce_mean", lambda value: 4 * value)
         for key, loss in losses().items():
             assert loss.item() == pytest.approx(alone[key].item() / 4, rel=1e-5), key
@@ -279,7 +280,7 @@ class TestLosses:
         one = replace(outputs, logits=outputs.logits[-1:], embeddings=outputs.embeddings[-1:])
         last = replace(assignment, layer_query=assignment.query[:, None], layer_target=assignment.target[:, None])
         torch.manual_seed(0)
-        base = model._weigh(model._mask_losses(one, targets, last)).sum()
+        base = model.criterion.mask_losses(one, targets, last, model._extents(one)).sum()
         queries = model.queries(outputs, assignment)
         queries = queries[queries.target >= 0]
         torch.manual_seed(0)
@@ -583,7 +584,7 @@ class TestHuggingFacesModel:
         """On the same points: ours draws those that compete and the others at once, theirs one after the other."""
         ours, theirs = hugging_faces(kind)
         images, targets = drawn(((64, 96), (64, 96)), (4, 3))
-        sampling = ours.sampling
+        sampling = ours.criterion.sampling
         table = torch.rand(sampling.candidates, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
         parts = {
             sampling.points: table[: sampling.points],  # for matching
@@ -600,8 +601,8 @@ class TestHuggingFacesModel:
         monkeypatch.setattr(torch, "rand", rand)
         outputs = ours(images)
         assignment = ours.assign(outputs, targets)
-        of_class = ours.config.class_weight * ours._class_losses(outputs, targets, assignment)
-        of_mask, of_dice = ours._weigh(ours._mask_losses(outputs, targets, assignment))
+        of_class = ours.criterion.class_losses(outputs, targets, assignment)
+        of_mask, of_dice = ours.criterion.mask_losses(outputs, targets, assignment, ours._extents(outputs))
         total(ours.losses(outputs, targets, assignment)).backward()
         seen = []
         theirs.criterion.register_forward_hook(lambda *arguments: seen.append(arguments[2]))  # weighted afterwards

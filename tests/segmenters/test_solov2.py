@@ -3,7 +3,7 @@
 import itertools
 import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -21,8 +21,9 @@ from uniquery.masks.geometry import mask_boxes
 from uniquery.masks.losses import dice
 from uniquery.masks.paste import rle_boxes
 from uniquery.masks.suppression import matrix_nms
-from uniquery.segmenters import solov2
-from uniquery.segmenters.solov2 import SOLOv2, SOLOv2Config, assign_cells, cell_labels, find_peaks, quarter_masks
+from uniquery.segmenters import grid, solov2
+from uniquery.segmenters.grid import cell_labels, find_peaks, quarter_masks
+from uniquery.segmenters.solov2 import SOLOv2, SOLOv2Config
 from uniquery.structures import Images, Queries, Targets
 from uniquery.weights.foreign.adelaidet import is_condinst, is_solov2, solov2_names
 
@@ -78,28 +79,6 @@ class TestAssignment:
         assert len(expected) > 50
         assert pairs_of(assignment) == sorted(expected)
 
-    def test_both_ends_of_a_range_are_inside(self):
-        mask = torch.zeros(1, 64, 64, dtype=torch.bool)
-        mask[:, 10:26, 20:36] = True  # a side of 16
-        target = Targets(torch.zeros(1, dtype=torch.int64), mask_boxes(mask), mask)
-        for bounds, owned in (((16, 20), True), ((4, 16), True), ((16.1, 20), False), ((4, 15.9), False)):
-            cells, _ = assign_cells(target, (64, 64), (4,), (bounds,), 0.2)
-            assert bool(len(cells)) == owned
-
-    def test_a_large_instance_owns_nine_cells_at_most(self):
-        mask = torch.ones(1, 64, 64, dtype=torch.bool)
-        target = Targets(torch.zeros(1, dtype=torch.int64), mask_boxes(mask), mask)
-        cells, _ = assign_cells(target, (64, 64), (10,), ((0, 99),), 1.0)
-        assert sorted(cells.tolist()) == [10 * row + column for row in (3, 4, 5) for column in (3, 4, 5)]
-
-    def test_an_empty_mask_belongs_to_no_cell(self):
-        masks = torch.zeros(2, 64, 64, dtype=torch.bool)
-        masks[1, 20:40, 20:40] = True
-        boxes = torch.tensor([[20.0, 20, 40, 40]] * 2)
-        cells, owned = assign_cells(Targets(torch.zeros(2), boxes, masks), (64, 64), (8,), ((0, 99),), 0.2)
-        assert set(owned.tolist()) == {1}
-        assert len(cells)
-
     def test_the_last_instance_names_a_cell_that_two_share(self):
         masks = torch.zeros(3, 64, 64, dtype=torch.bool)
         masks[0, 14:35, 14:35] = masks[1, 18:31, 18:31] = masks[2, 2:7, 2:7] = True
@@ -144,12 +123,6 @@ class TestLosses:
         assert losses["loss_class"].item() == pytest.approx(of_class / (len(named) + 1))
         assert losses["loss_mask"].item() == pytest.approx(3 * of_mask / len(pairs))
 
-    def test_masks_are_resized_bilinearly(self):
-        masks = torch.rand(6, 64, 96, generator=torch.Generator().manual_seed(0)) < 0.5
-        resized = F.interpolate(masks[:, None].float(), scale_factor=0.25, mode="bilinear")[:, 0]
-        assert (resized == 0.5).any()
-        assert torch.equal(quarter_masks(masks), resized >= 0.5)
-
     @pytest.mark.parametrize("known", ["everywhere", "on the left"])
     def test_gradient_of_the_mask_loss(self, known):
         masks = torch.zeros(3, 32, 32, dtype=torch.bool)
@@ -178,17 +151,28 @@ class TestLosses:
 
     def test_only_masks_are_capped(self, batch):
         images, targets = batch
-        capped, free = small("solov2", max_queries=3).eval(), small("solov2").eval()
+        capped, free = small("solov2", max_queries=4).eval(), small("solov2").eval()
         outputs = free(images)
-        assignment = free.assign(outputs, targets)
-        assert len(free.queries(outputs, assignment)) == len(assignment) > 6
         torch.manual_seed(0)
-        some, others = capped.queries(outputs, assignment), capped.queries(outputs, assignment)
-        assert len(some) == len(others) == 3
-        assert not torch.equal(some.embeddings, others.embeddings)
-        few, every = (model.losses(outputs, targets, assignment) for model in (capped, free))
-        assert torch.equal(few["loss_class"], every["loss_class"])
-        assert not torch.equal(few["loss_mask"], every["loss_mask"])
+        every, some, others = (model.assign(outputs, targets) for model in (free, capped, capped))
+        assert len(every) == len(some) == len(others) > 6
+        assert every.takes_part.all()
+        assert some.takes_part.sum() == others.takes_part.sum() == 4
+        assert not torch.equal(some.takes_part, others.takes_part)  # drawn in each step
+
+        queries = capped.queries(outputs, some)
+        chosen = free.queries(outputs, every)[some.takes_part]
+        for field in fields(queries):
+            assert torch.equal(getattr(queries, field.name), getattr(chosen, field.name)), field.name
+        again = capped.queries(outputs, some)
+        assert torch.equal(queries.embeddings, again.embeddings)
+
+        few, all_losses = capped.losses(outputs, targets, some), free.losses(outputs, targets, every)
+        for name in ("loss_class",):
+            assert torch.equal(few[name], all_losses[name]), name
+        mask_loss = capped.mask_loss(capped.decode(queries, outputs.pixels), queries, targets)
+        assert torch.equal(few["loss_mask"], mask_loss)
+        assert not torch.equal(few["loss_mask"], all_losses["loss_mask"])
 
     @pytest.mark.parametrize("counts", [(3, 0, 1, 4), (0, 1, 0, 0), (0, 0, 0, 0)])
     def test_two_halves_learn_like_the_whole(self, counts, monkeypatch):
@@ -278,25 +262,6 @@ class TestForward:
         assert kernels[0, inner.flatten()].std(0).min() > 1e-4
 
 
-class TestPeaks:
-    @pytest.mark.parametrize("seed", range(3))
-    def test_equal_loops(self, seed):
-        grids = (5, 3, 1)
-        generator = torch.Generator().manual_seed(seed)
-        scores = torch.randint(0, 6, (sum(s * s for s in grids), 2), generator=generator) / 6  # many ties
-        ours, start = find_peaks(scores, grids).tolist(), 0
-        for side in grids:
-            for row, column, c in itertools.product(range(side), range(side), range(2)):
-                own = scores[start + row * side + column, c]
-                rivals = [
-                    scores[start + y * side + x, c]
-                    for y, x in ((row - 1, column), (row, column - 1), (row - 1, column - 1))
-                    if min(y, x) >= 0
-                ]
-                assert ours[start + row * side + column][c] == all(own >= rival for rival in rivals)
-            start += side * side
-
-
 class TestMatrixNms:
     @staticmethod
     def naive(masks, scores, labels, sigma):
@@ -381,7 +346,7 @@ class TestPredict:
         model = small("solov2").eval()
         outputs = model(batch[0])
         whole = model._candidates(outputs, 0, 0.5)
-        monkeypatch.setattr(solov2, "_MASKS_AT_ONCE", 7)
+        monkeypatch.setattr(grid, "_MASKS_AT_ONCE", 7)
         for a, b in zip(whole, model._candidates(outputs, 0, 0.5), strict=True):
             torch.testing.assert_close(a, b)
 
@@ -412,6 +377,67 @@ class TestPredict:
         few, all_of_them = (model.predict(model(batch[0]), SIZES)[0] for model in (capped, free))
         assert len(few) == 3 < len(all_of_them)
         assert torch.equal(few.scores, all_of_them.scores[:3])
+
+
+class TestInvalidPixels:
+    """The right part of the first image is invalid."""
+
+    @pytest.fixture
+    def case(self, batch):
+        images, targets = batch
+        valid = torch.ones(96, 128, dtype=torch.bool)
+        valid[:, 60:] = False
+        targets = [replace(targets[0], valid=valid), targets[1]]
+        model = small("solov2").double()
+        outputs = model(images)
+        assignment = model.assign(outputs, targets)
+        owned = set(zip(assignment.image.tolist(), assignment.query.tolist(), strict=True))
+        centers = [
+            ((column + 0.5) * 128 / side, (row + 0.5) * 96 / side)
+            for side in model.config.grids
+            for row in range(side)
+            for column in range(side)
+        ]
+        ignored = [
+            at
+            for at, (x, y) in enumerate(centers)
+            if (0, at) not in owned and not valid[min(int(y), 95), min(int(x), 127)]
+        ]
+        assert len(ignored) > 20
+        return model, outputs, targets, assignment, ignored
+
+    def test_the_class_loss_leaves_out_what_owns_nothing_there(self, case):
+        model, outputs, targets, assignment, ignored = case
+        loss = model.losses(outputs, targets, assignment)["loss_class"].item()
+        everywhere = [replace(t, valid=None) for t in targets]
+        whole = model.losses(outputs, everywhere, assignment)["loss_class"].item()
+        p = outputs.logits[0, ignored].sigmoid()
+        left_out = -(0.75 * p**2 * (1 - p).log()).sum().item()
+        assert loss == pytest.approx(
+            whole - left_out / (len(cell_labels(assignment, targets, outputs.logits.shape[1])[1]) + 1)
+        )
+
+    def test_predictions_there_change_nothing(self, case):
+        model, outputs, targets, assignment, ignored = case
+        results = []
+        for perturbed in (False, True):
+            logits, embeddings = (t.detach().clone() for t in (outputs.logits, outputs.pixels.embeddings))
+            if perturbed:
+                logits[0, ignored] += 3 * torch.randn_like(logits[0, ignored])
+                embeddings[0, ..., 60 // outputs.pixels.stride + 2 :] += 5
+            logits.requires_grad_()
+            embeddings.requires_grad_()
+            changed = replace(outputs, logits=logits, pixels=replace(outputs.pixels, embeddings=embeddings))
+            losses = model.losses(changed, targets, assignment)
+            gradients = torch.autograd.grad(sum(losses.values()), (logits, embeddings))
+            results.append(({k: v.item() for k, v in losses.items()}, gradients))
+        (first, (of_logits, of_embeddings)), (second, others) = results
+        assert first == pytest.approx(second, rel=1e-12)
+        assert not of_logits[0, ignored].any()
+        assert not of_embeddings[0, ..., 60 // outputs.pixels.stride + 2 :].any()
+        assert of_embeddings[1].any()
+        for a, b in zip((of_logits, of_embeddings), others, strict=True):
+            torch.testing.assert_close(a, b)
 
 
 class TestConfig:

@@ -15,7 +15,7 @@ from uniquery.training import loop
 
 TERMS = {
     "condinst": {"loss_class", "loss_box", "loss_centerness", "loss_mask"},
-    "mask2former": {"loss_class", "loss_mask", "loss_dice", "loss_deep"},
+    "mask2former": {"loss_class", "loss_mask", "loss_dice", "loss_auxiliary"},
     "solov2": {"loss_class", "loss_mask"},
 }
 

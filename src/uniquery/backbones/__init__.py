@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from uniquery.backbones.base import Backbone, PixelFormat, StagedBackbone
 from uniquery.backbones.efficientnet_lite import EfficientNetLite0
@@ -27,11 +27,12 @@ from uniquery.backbones.swin import SIZES, Swin
 from uniquery.backbones.tiny import Tiny
 from uniquery.errors import ConfigError
 from uniquery.layers.norm import NormKind
+from uniquery.settings import Settings
 
 __all__ = ["BACKBONES", "Backbone", "BackboneConfig", "PixelFormat", "build_backbone"]
 
 
-class BackboneConfig(BaseModel):
+class BackboneConfig(Settings):
     """Which backbone, and where its weights come from.
 
     Attributes:
@@ -47,8 +48,6 @@ class BackboneConfig(BaseModel):
             pixels) instead of torchvision's.
         checkpoint_gradients: recompute each block in the backward pass: less memory, about a third more time.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Literal[
         "resnet18",

@@ -77,7 +77,7 @@ def sample_masks(masks: Tensor, points: Tensor) -> Tensor:
     return values
 
 
-def is_known(valid: Tensor, points: Tensor) -> Tensor:
-    """(P,) bool: whether all pixels that a point is interpolated from are valid; `valid` is (H, W) bool."""
+def valid_at(valid: Tensor, points: Tensor) -> Tensor:
+    """(P,) bool: whether all pixels of (H, W) `valid` that a point is interpolated from are valid."""
     index, _ = bilinear_corners(points, (valid.shape[0], valid.shape[1]))
     return valid.flatten()[index].all(1)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from uniquery.layers.sampling import is_known, sample_masks
+from uniquery.layers.sampling import sample_masks, valid_at
 from uniquery.structures import Targets
 
 
@@ -94,17 +94,17 @@ class PointTargets:
 
     Attributes:
         values: (K, P) in 0..1.
-        known: (P,) bool, where masks are known; None means everywhere.
+        valid: (P,) bool, where masks are known; None means everywhere.
     """
 
     values: Tensor
-    known: Tensor | None
+    valid: Tensor | None
 
     @classmethod
     def sampled(cls, targets: Targets, points: Tensor) -> PointTargets:
         """The targets at (P, 2) points, given as shares of the padded width and height."""
-        known = None if targets.valid is None else is_known(targets.valid, points)
-        return cls(sample_masks(targets.masks, points), known)
+        valid = None if targets.valid is None else valid_at(targets.valid, points)
+        return cls(sample_masks(targets.masks, points), valid)
 
 
 def draw_points(count: int, extent: tuple[float, float], like: Tensor) -> Tensor:
@@ -126,32 +126,32 @@ def point_losses(logits: Tensor, owned: Tensor, targets: PointTargets, sampling:
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     competing = sampling.competing
-    index = _most_uncertain(logits.detach()[:, :competing], targets.known, sampling.uncertain)  # (R, uncertain)
+    index = _most_uncertain(logits.detach()[:, :competing], targets.valid, sampling.uncertain)  # (R, uncertain)
     chosen = torch.cat([logits.gather(1, index), logits[:, competing:]], dim=1)  # (R, n)
-    flat = owned[:, None] * targets.values.shape[1] + index
-    wanted = torch.cat([targets.values.take(flat), targets.values[owned, competing:]], dim=1).to(chosen.dtype)
-    if targets.known is None:
-        return torch.stack([_cross_entropy(chosen, wanted), _dice(chosen.sigmoid(), wanted)])
-    known = torch.cat([targets.known[index], targets.known[competing:].expand(len(index), -1)], dim=1)
-    chosen, wanted, weight = chosen.masked_fill(~known, 0), wanted * known, known.to(chosen.dtype)
-    return torch.stack([_cross_entropy(chosen, wanted, weight), _dice(chosen.sigmoid() * weight, wanted)])
+    flat_index = owned[:, None] * targets.values.shape[1] + index
+    values = torch.cat([targets.values.take(flat_index), targets.values[owned, competing:]], dim=1).to(chosen.dtype)
+    if targets.valid is None:
+        return torch.stack([_cross_entropy(chosen, values), _dice(chosen.sigmoid(), values)])
+    valid = torch.cat([targets.valid[index], targets.valid[competing:].expand(len(index), -1)], dim=1)
+    chosen, values, weight = chosen.masked_fill(~valid, 0), values * valid, valid.to(chosen.dtype)
+    return torch.stack([_cross_entropy(chosen, values, weight), _dice(chosen.sigmoid() * weight, values)])
 
 
-def _most_uncertain(logits: Tensor, known: Tensor | None, count: int) -> Tensor:
-    """(R, count): the known candidates with the smallest |logit|; unknown ones only where there are too few."""
+def _most_uncertain(logits: Tensor, valid: Tensor | None, count: int) -> Tensor:
+    """(R, count): the valid candidates with the smallest |logit|; invalid ones only where there are too few."""
     certainty = logits.abs()
-    if known is not None:
-        certainty.masked_fill_(~known[: certainty.shape[1]], torch.inf)
+    if valid is not None:
+        certainty.masked_fill_(~valid[: certainty.shape[1]], torch.inf)
     return certainty.topk(count, dim=1, largest=False, sorted=False).indices
 
 
-def _cross_entropy(logits: Tensor, wanted: Tensor, weight: Tensor | None = None) -> Tensor:
+def _cross_entropy(logits: Tensor, targets: Tensor, weight: Tensor | None = None) -> Tensor:
     """(R,): binary cross-entropy, the weighted mean over points."""
-    loss = F.binary_cross_entropy_with_logits(logits, wanted, weight, reduction="none")
+    loss = F.binary_cross_entropy_with_logits(logits, targets, weight, reduction="none")
     return loss.mean(1) if weight is None else loss.sum(1) / weight.sum(1).clamp(min=1)
 
 
-def _dice(probabilities: Tensor, wanted: Tensor) -> Tensor:
+def _dice(probabilities: Tensor, targets: Tensor) -> Tensor:
     """(R,): 1 − (2 Σ p t + 1) / (Σ p + Σ t + 1)."""
-    overlap = (probabilities * wanted).sum(1)
-    return 1 - (2 * overlap + 1) / (probabilities.sum(1) + wanted.sum(1) + 1)
+    overlap = (probabilities * targets).sum(1)
+    return 1 - (2 * overlap + 1) / (probabilities.sum(1) + targets.sum(1) + 1)

@@ -10,21 +10,13 @@ from uniquery.backbones import BackboneConfig, build_backbone
 from uniquery.querying.contract import Segmenter
 from uniquery.segmenters.condinst import CondInst, CondInstConfig
 from uniquery.segmenters.mask2former import Mask2Former, Mask2FormerConfig
-from uniquery.segmenters.settings import SegmenterSettings
 from uniquery.segmenters.solov2 import SOLOv2, SOLOv2Config
 
 SEGMENTERS: dict[str, type[Any]] = {"condinst": CondInst, "mask2former": Mask2Former, "solov2": SOLOv2}
 SegmenterConfig = Annotated[CondInstConfig | Mask2FormerConfig | SOLOv2Config, Field(discriminator="name")]
-DEFAULT_SEGMENTER = CondInstConfig()  # of a configuration that names none
+DEFAULT_SEGMENTER = CondInstConfig()  # of a config that names no model
 
-__all__ = [
-    "DEFAULT_SEGMENTER",
-    "SEGMENTERS",
-    "SegmenterConfig",
-    "SegmenterSettings",
-    "build_segmenter",
-    "read_segmenter_config",
-]
+__all__ = ["DEFAULT_SEGMENTER", "SEGMENTERS", "SegmenterConfig", "build_segmenter", "read_segmenter_config"]
 
 
 def build_segmenter(

@@ -9,23 +9,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, Self, cast
+from typing import Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from uniquery.backbones import Backbone
 from uniquery.layers.fpn import FPN
+from uniquery.layers.inplace_relu import inplace_relu
 from uniquery.layers.normalize import Normalize
 from uniquery.layers.padding import GroupNorm
 from uniquery.layers.resize import aligned_bilinear, aligned_linear_matrix
 from uniquery.masks.losses import dice, sigmoid_focal
 from uniquery.masks.paste import encode_masks, resize_matrix, scale_boxes
 from uniquery.masks.suppression import nms
-from uniquery.matching import assign_points, box_distances
+from uniquery.matching import assign_points, box_distances, ignored_locations, random_subset
 from uniquery.parallel import all_reduce_mean, normalizer
 from uniquery.querying.contract import Segmenter
 from uniquery.segmenters.settings import SegmenterSettings
@@ -66,6 +66,11 @@ class CondInstConfig(SegmenterSettings):
     score_threshold: float = Field(0.05, ge=0, le=1, description="of class × centerness, before the square root")
     candidates: int = Field(1000, gt=0, description="per level, before suppression")
     nms_threshold: float = Field(0.6, ge=0, le=1)
+
+    @property
+    def memory_advice(self) -> str:
+        """See the base."""
+        return "a smaller model.max_queries"
 
     @model_validator(mode="after")
     def _levels_fit(self) -> Self:
@@ -165,12 +170,11 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         ranges = _by_stride(outputs.strides, self.size_ranges)  # (L, 2)
         owners = torch.stack([assign_points(outputs.locations, outputs.strides, ranges, t) for t in targets])  # (B, L)
         image, location = (owners >= 0).nonzero(as_tuple=True)
-        return Assignment(query=location, image=image, target=owners[image, location])
+        takes_part = random_subset(len(image), self.config.max_queries, image.device)
+        return Assignment(query=location, image=image, target=owners[image, location], takes_part=takes_part)
 
     def queries(self, outputs: CondInstOutputs, assignment: Assignment) -> CondInstQueries:
-        if len(assignment) > self.config.max_queries:
-            chosen = torch.randperm(len(assignment), device=assignment.query.device)[: self.config.max_queries]
-            assignment = assignment[chosen]
+        assignment = assignment[assignment.takes_part]
         return self._queries_at(outputs, assignment.image, assignment.query, assignment.target)
 
     def _queries_at(self, outputs: CondInstOutputs, image: Tensor, location: Tensor, target: Tensor) -> CondInstQueries:
@@ -196,8 +200,8 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
             layer = torch.cat([position, content, offset[..., None]], dim=2).flatten(0, 1)  # (Q · 8, 2 + D + 1)
             ones = pixels.locations.new_ones(len(pixels), 1)
             values = torch.cat([pixels.locations, pixels.embeddings, ones], dim=1).to(layer.dtype)  # (P, 2 + D + 1)
-            hidden = _relu(layer @ values.T).unflatten(0, (-1, FILTER_CHANNELS))  # (Q, 8, P)
-            hidden = _relu(torch.baddbmm(biases[1][..., None], weights[1], hidden))
+            hidden = inplace_relu(layer @ values.T).unflatten(0, (-1, FILTER_CHANNELS))  # (Q, 8, P)
+            hidden = inplace_relu(torch.baddbmm(biases[1][..., None], weights[1], hidden))
             return torch.baddbmm(biases[2][..., None], weights[2], hidden).squeeze(1)
 
     def mask_loss(self, logits: Tensor, queries: CondInstQueries, targets: Sequence[Targets]) -> Tensor:
@@ -224,9 +228,13 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         centerness = _centerness(wanted)
         positives = normalizer(centerness.new_tensor(len(assignment)))
         center_sum = all_reduce_mean(centerness.sum()).clamp(min=1e-6)
+        class_losses = sigmoid_focal(at_least_float32(outputs.logits), is_class)
+        if any(t.valid is not None for t in targets):
+            ignored = ignored_locations(outputs.locations, assignment, targets)  # (B, L)
+            class_losses = class_losses.masked_fill(ignored[..., None], 0)
         queries = self.queries(outputs, assignment)
         return {
-            "loss_class": sigmoid_focal(at_least_float32(outputs.logits), is_class).sum() / positives,
+            "loss_class": class_losses.sum() / positives,
             "loss_box": (_giou_loss(predicted, wanted) * centerness).sum() / center_sum,
             "loss_centerness": F.binary_cross_entropy_with_logits(
                 at_least_float32(outputs.centerness[image, location]), centerness, reduction="sum"
@@ -324,29 +332,6 @@ class MaskBranch(nn.Module):
         for i in (1, 2):
             x = x + aligned_bilinear(self.refine[i](levels[i]), 2**i)
         return cast(Tensor, self.tower(x))
-
-
-class _InPlaceReLU(torch.autograd.Function):
-    """A rectifier that overwrites its input, and backward its gradient: both are eight numbers per query and pixel.
-
-    Only for what a matrix product gives and takes, which nothing else refers to.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.mark_dirty(x.relu_())
-        ctx.save_for_backward(x)
-        return x
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (y,) = ctx.saved_tensors
-        return cast(Tensor, torch.ops.aten.threshold_backward.grad_input(gradient, y, 0, grad_input=gradient))
-
-
-def _relu(x: Tensor) -> Tensor:
-    return cast(Tensor, _InPlaceReLU.apply(x))  # type: ignore[no-untyped-call]
 
 
 def _tower(channels: int, convs: int) -> nn.Sequential:

@@ -1,7 +1,8 @@
 """The algorithm for Hugging Face's Mask2Former: an adapter around a model that somebody already trains.
 
 Network, matching and base losses are Hugging Face's own; the adapter only says which of its tensors are queries and
-which are pixel embeddings.
+which are pixel embeddings. Targets with invalid pixels, which Hugging Face does not have, are matched and compared by
+`set_prediction`.
 
 Letters: B images, N queries of an image, L predictions (one per decoder layer, and one before the first), C classes,
 D channels, M matched pairs, K instances of an image, h × w the map, H × W the padded input.
@@ -19,34 +20,36 @@ from torch import Tensor
 
 from uniquery.errors import DataError, UserError
 from uniquery.layers.normalize import Normalize
-from uniquery.layers.sampling import sample_map
 from uniquery.masks.geometry import mask_boxes
-from uniquery.masks.losses import PointSampling, PointTargets, draw_points, point_losses
-from uniquery.masks.paste import encode_scored_masks, resize_matrices, rle_boxes
-from uniquery.parallel import normalizer
+from uniquery.masks.losses import PointSampling
+from uniquery.masks.paste import resize_matrices
 from uniquery.querying.contract import Segmenter
-from uniquery.structures import Assignment, Images, Instances, Outputs, PixelMap, Queries, Targets, rows_by_image
+from uniquery.segmenters.set_prediction import (
+    PointCriterion,
+    SetAssignment,
+    SetOutputs,
+    best_instances,
+    check_labels,
+    match_layers,
+    queries_of_layers,
+    queries_with_targets,
+)
+from uniquery.structures import Assignment, Images, Instances, PixelMap, Queries, Targets, rows_by_image
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-_Pairs = list[tuple[Tensor, Tensor]]  # of each image: indices of queries, indices of the instances they own
+_WHOLE = (1.0, 1.0)  # points are drawn from the whole padded image, as Hugging Face does
 
 
 @dataclass(frozen=True)
-class HFOutputs(Outputs):
+class HFOutputs(SetOutputs):
     """What all decoder layers predict, the last one last.
 
     Attributes:
-        logits: (L, B, N, C + 1) class logits, the last class is no object.
-        embeddings: (L, B, N, D) mask embeddings.
-        masks: L of (B, N, h, w) mask logits, which Hugging Face's forward has made anyway.
-        sizes: valid (height, width) of each image.
+        masks: L of (B, N, h, w) mask logits, which Hugging Face's forward computes in any case.
     """
 
-    logits: Tensor
-    embeddings: Tensor
     masks: tuple[Tensor, ...]
-    sizes: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,11 @@ class HFAssignment(Assignment):
 
     Attributes:
         targets: what was matched; layers before the last are matched where `layer_queries` asks for them.
+        all_layers: with invalid pixels, the matching of all layers, which is then ours.
     """
 
     targets: tuple[Targets, ...]
+    all_layers: SetAssignment | None = None
 
 
 class HFMask2Former(Segmenter[HFOutputs, HFAssignment, Queries]):
@@ -97,32 +102,44 @@ class HFMask2Former(Segmenter[HFOutputs, HFAssignment, Queries]):
         self.model = model
         self.num_classes = int(config.num_labels)
         self.stride = int(config.common_stride)
-        self.sampling = PointSampling(config.train_num_points, config.oversample_ratio, config.importance_sample_ratio)
+        self.criterion = PointCriterion(
+            PointSampling(config.train_num_points, config.oversample_ratio, config.importance_sample_ratio),
+            class_weight=config.class_weight,
+            mask_weight=config.mask_weight,
+            dice_weight=config.dice_weight,
+            label_weights=(*[1.0] * self.num_classes, config.no_object_weight),
+        )
         self.normalize = Normalize([255 * m for m in image_mean], [255 * s for s in image_std], "RGB")
         self.max_detections, self.mask_threshold = max_detections, mask_threshold
 
     def forward(self, images: Images) -> HFOutputs:
         pixels = self.normalize(images).to(self.model.dtype)
-        found = self.model.model(
+        predicted = self.model.model(
             pixel_values=pixels, pixel_mask=_pixel_mask(images), output_hidden_states=True, return_dict=True
         )
-        states = torch.stack(found.transformer_decoder_intermediate_states).transpose(1, 2)  # (L, B, N, D), normalized
+        states = torch.stack(predicted.transformer_decoder_intermediate_states).transpose(
+            1, 2
+        )  # (L, B, N, D), normalized
         return HFOutputs(
-            PixelMap(found.pixel_decoder_last_hidden_state, self.stride),
+            PixelMap(predicted.pixel_decoder_last_hidden_state, self.stride),
             logits=self.model.class_predictor(states),
             embeddings=self.model.model.transformer_module.decoder.mask_predictor.mask_embedder(states),
-            masks=tuple(found.masks_queries_logits),
+            masks=tuple(predicted.masks_queries_logits),
             sizes=images.sizes,
         )
 
     @torch.no_grad()
     def assign(self, outputs: HFOutputs, targets: Sequence[Targets]) -> HFAssignment:
-        """Hugging Face's matching of the last layer.
+        """Hugging Face's matching of the last layer; ours of all layers where targets have invalid pixels.
 
         Raises:
             DataError: if a label is none of the model's, or an image has not as many labels as masks.
         """
         self._check_labels(targets)
+        if _have_invalid_pixels(targets):
+            costs = self.criterion.costs(outputs, targets, [_WHOLE] * len(targets))
+            ours = match_layers(costs, targets, self.num_classes)
+            return HFAssignment(ours.query, ours.image, ours.target, targets=tuple(targets), all_layers=ours)
         image, query, target = self._matched(outputs, -1, targets)
         return HFAssignment(query, image, target, targets=tuple(targets))
 
@@ -145,48 +162,38 @@ class HFMask2Former(Segmenter[HFOutputs, HFAssignment, Queries]):
                     f"Image {target.image_id} has {len(target.labels)} labels for {len(target.masks)} masks; "
                     "give one label for each mask."
                 )
-        labels = torch.cat([t.labels for t in targets])
-        low, high = (labels.min().item(), labels.max().item()) if len(labels) else (0, 0)
-        if not 0 <= low <= high < self.num_classes:
-            raise DataError(
-                f"Labels must be from 0 to {self.num_classes - 1}, as the model has {self.num_classes} classes; "
-                f"got {low} to {high}."
-            )
+        check_labels(torch.cat([t.labels for t in targets]), self.num_classes)
 
     def queries(self, outputs: HFOutputs, assignment: HFAssignment) -> Queries:
-        return _all_queries(outputs.embeddings[-1], assignment.image, assignment.query, assignment.target)
+        return queries_with_targets(outputs.embeddings[-1], assignment.image, assignment.query, assignment.target)
 
     def layer_queries(self, outputs: HFOutputs, assignment: HFAssignment) -> list[Queries]:
+        if assignment.all_layers is not None:
+            return queries_of_layers(outputs.embeddings, assignment.all_layers)
         layers = []
         for layer, embeddings in enumerate(outputs.embeddings[:-1]):
             with torch.no_grad():
                 pairs = self._matched(outputs, layer, assignment.targets)
-            mine = torch.isin(pairs[0], assignment.image)
-            layers.append(_all_queries(embeddings, *(column[mine] for column in pairs)))
+            kept = torch.isin(pairs[0], assignment.image)
+            layers.append(queries_with_targets(embeddings, *(column[kept] for column in pairs)))
         return [*layers, self.queries(outputs, assignment)]
 
     def mask_loss(self, logits: Tensor, queries: Queries, targets: Sequence[Targets]) -> Tensor:
         """Cross-entropy and dice on as many points, chosen by the same rule and with the weights of the base.
 
-        Hugging Face's criterion knows no invalid pixels, so these points are ours.
+        Hugging Face's criterion has no invalid pixels, so these points are ours.
         """
-        total = logits.sum() * 0
-        weights = self.model.weight_dict
-        for target, rows in zip(targets, rows_by_image(queries.image, len(targets))[1], strict=True):
-            if len(rows):
-                points = draw_points(self.sampling.candidates, (1.0, 1.0), logits)
-                wanted = PointTargets.sampled(target, points)
-                sampled = sample_map(logits[rows], points).T  # (R, P)
-                cross_entropy, dice = point_losses(sampled, queries.target[rows], wanted, self.sampling)
-                total = total + weights["loss_mask"] * cross_entropy.sum() + weights["loss_dice"] * dice.sum()
-        return total / normalizer(total.new_tensor(len(queries)))
+        return self.criterion.mask_loss(logits, queries, targets)
 
     def losses(self, outputs: HFOutputs, targets: Sequence[Targets], assignment: HFAssignment) -> dict[str, Tensor]:
-        """Hugging Face's, by name for the last layer; `loss_deep` is the sum of those of all layers before it.
+        """Hugging Face's, by name for the last layer; `loss_auxiliary` is the sum of those of all layers before it.
 
         Their sum is what `model(...).loss` gives, also to the random numbers: each layer is matched right before its
-        loss, as there.
+        loss, as there. Hugging Face's criterion has no invalid pixels: where targets have some, the losses are ours,
+        with the same formulas, weights and numbers of points.
         """
+        if assignment.all_layers is not None:
+            return self.criterion.losses(outputs, targets, assignment.all_layers, [_WHOLE] * len(targets))
         criterion, annotations = self.model.criterion, _annotations(targets)
         masks, classes = self._predictions(outputs, -1)
         pairs = [
@@ -194,23 +201,25 @@ class HFMask2Former(Segmenter[HFOutputs, HFAssignment, Queries]):
             for rows in rows_by_image(assignment.image, len(targets))[1]
         ]
         count = criterion.get_num_masks(annotations[1], device=masks.device)
-        last = self._weighed(
+        last = self._weigh(
             {
                 **criterion.loss_masks(masks, annotations[0], pairs, count),
                 **criterion.loss_labels(classes, annotations[1], pairs),
             }
         )
-        deep = masks.new_zeros(())
+        auxiliary = masks.new_zeros(())
         for layer in range(len(outputs.masks) - 1):
-            deep = deep + sum(self._weighed(criterion(*self._predictions(outputs, layer), *annotations)).values())
+            auxiliary = auxiliary + sum(
+                self._weigh(criterion(*self._predictions(outputs, layer), *annotations)).values()
+            )
         return {
             "loss_class": last["loss_cross_entropy"],
             "loss_mask": last["loss_mask"],
             "loss_dice": last["loss_dice"],
-            "loss_deep": deep,
+            "loss_auxiliary": auxiliary,
         }
 
-    def _weighed(self, terms: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _weigh(self, terms: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: self.model.weight_dict[name] * term for name, term in terms.items()}
 
     @torch.no_grad()
@@ -219,26 +228,22 @@ class HFMask2Former(Segmenter[HFOutputs, HFAssignment, Queries]):
     ) -> list[Instances]:
         """The best pairs of query and class; a score is that of the class times the mask's mean probability."""
         threshold = self.mask_threshold if mask_threshold is None else mask_threshold
-        level = math.log(threshold / (1 - threshold))  # masks are resized and cut as logits
-        return [self._predict_one(outputs, i, size, level) for i, size in enumerate(sizes)]
+        logit_threshold = math.log(threshold / (1 - threshold))
+        return [self._predict_one(outputs, i, size, logit_threshold) for i, size in enumerate(sizes)]
 
-    def _predict_one(self, outputs: HFOutputs, i: int, size: tuple[int, int], level: float) -> Instances:
+    def _predict_one(self, outputs: HFOutputs, i: int, size: tuple[int, int], logit_threshold: float) -> Instances:
+        def predict_masks(queries: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            logits = outputs.masks[-1][i, queries]
+            shape = logits.shape[1], logits.shape[2]
+            return logits, resize_matrices(shape, self.stride, outputs.sizes[i], size)
+
         scores = outputs.logits[-1, i].float().softmax(dim=1)[:, :-1]  # (N, C)
-        best, pairs = scores.flatten().topk(min(self.max_detections, scores.numel()))
-        query, labels = pairs // scores.shape[1], (pairs % scores.shape[1]).cpu()
-        kept, mask = query.unique(return_inverse=True)  # a query may be taken for several classes
-        logits = outputs.masks[-1][i, kept]
-        matrices = resize_matrices((logits.shape[1], logits.shape[2]), self.stride, outputs.sizes[i], size)
-        rles, ratings = encode_scored_masks(logits, *matrices, level)
-        mask = mask.cpu()
-        scores = best.cpu() * ratings[mask]
-        order = scores.argsort(descending=True, stable=True)
-        order = order[ratings[mask[order]] > 0]  # nothing is left of an empty mask
-        found = [rles[k] for k in mask[order].tolist()]
-        return Instances(scores[order], labels[order], rle_boxes(found), found, size)
+        return best_instances(
+            scores, predict_masks, size, max_detections=self.max_detections, logit_threshold=logit_threshold
+        )
 
     def unpack(self, batch: Mapping[str, Any], image_ids: Sequence[int]) -> tuple[Images, list[Targets]]:
-        """What Hugging Face's image processor and collate function have made, in our words.
+        """`Images` and `Targets` from what Hugging Face's image processor and collate function give.
 
         Args:
             batch: `pixel_values` (B, 3, H, W), `mask_labels` and `class_labels` of each image; `pixel_mask` (B, H, W)
@@ -248,8 +253,8 @@ class HFMask2Former(Segmenter[HFOutputs, HFAssignment, Queries]):
         pixels = batch["pixel_values"] * self.normalize.std + self.normalize.mean
         sizes = [tuple(pixels.shape[-2:])] * len(pixels)
         if batch.get("pixel_mask") is not None:
-            seen = batch["pixel_mask"].bool()
-            sizes = torch.stack([seen.any(2).sum(1), seen.any(1).sum(1)], dim=1).tolist()
+            inside = batch["pixel_mask"].bool()
+            sizes = torch.stack([inside.any(2).sum(1), inside.any(1).sum(1)], dim=1).tolist()
         targets = []
         for labels, values, image_id in zip(batch["class_labels"], batch["mask_labels"], image_ids, strict=True):
             masks = values.bool()
@@ -283,23 +288,18 @@ def _check_colors(mean: Sequence[float], std: Sequence[float]) -> None:
         )
 
 
+def _have_invalid_pixels(targets: Sequence[Targets]) -> bool:
+    return any(t.valid is not None and not bool(t.valid.all()) for t in targets)
+
+
 def _pixel_mask(images: Images) -> Tensor:
     """(B, H, W) int64: 1 where the image is, 0 for padding."""
-    seen = images.pixels.new_zeros(len(images), *images.pixels.shape[-2:], dtype=torch.int64)
-    for one, (height, width) in zip(seen, images.sizes, strict=True):
-        one[:height, :width] = 1
-    return seen
+    mask = images.pixels.new_zeros(len(images), *images.pixels.shape[-2:], dtype=torch.int64)
+    for image_mask, (height, width) in zip(mask, images.sizes, strict=True):
+        image_mask[:height, :width] = 1
+    return mask
 
 
 def _annotations(targets: Sequence[Targets]) -> tuple[list[Tensor], list[Tensor]]:
     """Masks as numbers, and labels, of each image: what Hugging Face calls `mask_labels` and `class_labels`."""
     return [t.masks.float() for t in targets], [t.labels for t in targets]
-
-
-def _all_queries(embeddings: Tensor, image: Tensor, query: Tensor, target: Tensor) -> Queries:
-    """All of one layer's (B, N, D), with the instances that some of them own."""
-    images, count, _ = embeddings.shape
-    owned = torch.full((images, count), -1, dtype=torch.int64, device=image.device)
-    owned[image, query] = target
-    of_image = torch.arange(images, device=image.device).repeat_interleave(count)
-    return Queries(embeddings.flatten(0, 1), of_image, owned.flatten())

@@ -1,6 +1,8 @@
-"""The settings that all segmenters share."""
+"""The base of every segmenter's settings: what training and evaluation ask of any of them."""
 
 from __future__ import annotations
+
+from abc import abstractmethod
 
 from pydantic import Field
 
@@ -8,18 +10,18 @@ from uniquery.settings import Settings
 
 
 class SegmenterSettings(Settings):
-    """Base of the settings of a segmenter."""
+    """Settings that every segmenter has. `name` selects the segmenter in the table of `segmenters`."""
 
     name: str
-    max_detections: int = Field(100, gt=0)
-    mask_threshold: float = Field(0.5, gt=0, lt=1)
+    max_detections: int = Field(100, gt=0, description="most instances that are predicted in an image")
+    mask_threshold: float = Field(0.5, gt=0, lt=1, description="probability above which a pixel belongs to a mask")
 
     @property
     def instance_limit(self) -> tuple[str, int] | None:
-        """The config key and the number of instances that an image can have at most; None: no limit."""
+        """How many instances of an image the network can represent, as (key in the config, limit); None: any number."""
         return None
 
     @property
+    @abstractmethod
     def memory_advice(self) -> str:
-        """What to change when training runs out of memory."""
-        return "fewer queries: a smaller model.max_queries"
+        """Which setting to lower when memory runs out in training, to complete the sentence "Try: ..."."""

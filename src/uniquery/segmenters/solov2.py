@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,12 +23,22 @@ from uniquery.layers.fpn import FPN
 from uniquery.layers.normalize import Normalize
 from uniquery.layers.padding import GroupNorm
 from uniquery.layers.winograd import SharedConv3x3
-from uniquery.masks.geometry import mask_centroids
 from uniquery.masks.losses import dice, sigmoid_focal
-from uniquery.masks.paste import encode_masks, resize_matrix, rle_boxes
 from uniquery.masks.suppression import matrix_nms
+from uniquery.matching import ignored_locations, random_subset
 from uniquery.parallel import all_reduce_mean, get_world_size, normalizer
 from uniquery.querying.contract import Segmenter
+from uniquery.segmenters.grid import (
+    MASK_STRIDE,
+    assign_cells,
+    cell_centers,
+    cell_labels,
+    coordinates,
+    paste_instances,
+    quarter_masks,
+    quarter_valid,
+    score_candidates,
+)
 from uniquery.segmenters.settings import SegmenterSettings
 from uniquery.structures import (
     Assignment,
@@ -41,10 +52,8 @@ from uniquery.structures import (
     index_in_batch,
 )
 
-STRIDE = 4  # of the pixel embeddings
 LEVEL_STRIDES = (8, 8, 16, 32, 32)  # of the features that each level's grid is laid over
 MASK_WEIGHT = 3.0
-_MASKS_AT_ONCE = 256  # bounds the memory of scoring thousands of candidates
 
 
 class SOLOv2Config(SegmenterSettings):
@@ -69,6 +78,11 @@ class SOLOv2Config(SegmenterSettings):
     candidates: int = Field(500, gt=0, description="before suppression")
     nms_sigma: float = Field(2.0, gt=0, description="how sharply overlap lowers a score")
     final_threshold: float = Field(0.05, ge=0, le=1, description="of the score that suppression leaves")
+
+    @property
+    def memory_advice(self) -> str:
+        """See the base."""
+        return "a smaller model.max_queries"
 
     @model_validator(mode="after")
     def _ranges_fit(self) -> Self:
@@ -129,21 +143,26 @@ class SOLOv2(Segmenter[SOLOv2Outputs, Assignment, Queries]):
             F.interpolate(p5[..., ::2, ::2], size=p5.shape[-2:], mode="bilinear"),  # p6 is every second cell of p5
         )
         logits, kernels = self.head(levels, self.config.grids)  # (B, L, C), (B, L, D)
-        return SOLOv2Outputs(PixelMap(embeddings, STRIDE), logits=logits, kernels=kernels, sizes=images.sizes)
+        return SOLOv2Outputs(PixelMap(embeddings, MASK_STRIDE), logits=logits, kernels=kernels, sizes=images.sizes)
 
     @torch.no_grad()
     def assign(self, outputs: SOLOv2Outputs, targets: Sequence[Targets]) -> Assignment:
         c = self.config
-        height, width = (STRIDE * side for side in outputs.pixels.embeddings.shape[-2:])
-        pairs = [assign_cells(t, (height, width), c.grids, c.size_ranges, c.center_fraction) for t in targets]
+        extent = self._extent(outputs)
+        pairs = [assign_cells(t, extent, c.grids, c.size_ranges, c.center_fraction) for t in targets]
         image = [torch.full_like(cells, i) for i, (cells, _) in enumerate(pairs)]
         cells, owned = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-        return Assignment(query=cells, image=torch.cat(image), target=owned)
+        takes_part = random_subset(len(cells), c.max_queries, cells.device)
+        return Assignment(query=cells, image=torch.cat(image), target=owned, takes_part=takes_part)
+
+    @staticmethod
+    def _extent(outputs: SOLOv2Outputs) -> tuple[int, int]:
+        """(height, width) in pixels that the grids span: the padded image."""
+        height, width = outputs.pixels.embeddings.shape[-2:]
+        return MASK_STRIDE * height, MASK_STRIDE * width
 
     def queries(self, outputs: SOLOv2Outputs, assignment: Assignment) -> Queries:
-        if len(assignment) > self.config.max_queries:
-            chosen = torch.randperm(len(assignment), device=assignment.query.device)[: self.config.max_queries]
-            assignment = assignment[chosen]
+        assignment = assignment[assignment.takes_part]
         kernels = outputs.kernels[assignment.image, assignment.query]
         return Queries(kernels, assignment.image, assignment.target)
 
@@ -153,7 +172,7 @@ class SOLOv2(Segmenter[SOLOv2Outputs, Assignment, Queries]):
             index_in_batch(targets, queries.image, queries.target)
         ]
         if any(t.valid is not None for t in targets):
-            valid = torch.stack([known_cells(t) for t in targets])[queries.image]  # (Q, h, w)
+            valid = torch.stack([quarter_valid(t) for t in targets])[queries.image]  # (Q, h, w)
             probabilities, masks = torch.where(valid, probabilities, 0), masks & valid
         count = normalizer(probabilities.new_tensor(len(queries)))
         return MASK_WEIGHT * dice(probabilities, masks, eps=2e-3).sum() / count
@@ -162,12 +181,16 @@ class SOLOv2(Segmenter[SOLOv2Outputs, Assignment, Queries]):
         image, cells, labels = cell_labels(assignment, targets, outputs.logits.shape[1])
         is_class = torch.zeros_like(outputs.logits)
         is_class[image, cells, labels] = 1
-        logits = at_least_float32(outputs.logits)
+        class_losses = sigmoid_focal(at_least_float32(outputs.logits), is_class)
+        if any(t.valid is not None for t in targets):
+            centers = cell_centers(self.config.grids, self._extent(outputs), is_class.device)
+            ignored = ignored_locations(centers, assignment, targets)  # (B, L)
+            class_losses = class_losses.masked_fill(ignored[..., None], 0)
         # One more than there are positive cells, counted over all processes: each of them adds its share of that one.
-        positives = all_reduce_mean(logits.new_tensor(len(cells))) + 1 / get_world_size()
+        positives = all_reduce_mean(class_losses.new_tensor(len(cells))) + 1 / get_world_size()
         queries = self.queries(outputs, assignment)
         return {
-            "loss_class": sigmoid_focal(logits, is_class).sum() / positives,
+            "loss_class": class_losses.sum() / positives,
             "loss_mask": self.mask_loss(self.decode(queries, outputs.pixels), queries, targets),
         }
 
@@ -184,42 +207,21 @@ class SOLOv2(Segmenter[SOLOv2Outputs, Assignment, Queries]):
         scores = matrix_nms(probabilities > mask_threshold, scores, labels, self.config.nms_sigma)
         order = scores.argsort(descending=True, stable=True)[: self.config.max_detections]
         order = order[scores[order] >= self.config.final_threshold]
-        rows, columns = (
-            resize_matrix(resize_matrix(torch.eye(side), STRIDE * side)[:, :valid], length)
-            for side, valid, length in zip(probabilities.shape[1:], outputs.sizes[i], size, strict=True)
+        return paste_instances(
+            probabilities[order], scores[order], labels[order], outputs.sizes[i], size, mask_threshold
         )
-        rles = encode_masks(probabilities[order], rows, columns, mask_threshold)
-        boxes = rle_boxes(rles)
-        instances = Instances(scores[order].cpu(), labels[order].cpu(), boxes, rles, size)
-        return instances[(boxes[:, 2:] > boxes[:, :2]).all(1)]
 
     def _candidates(self, outputs: SOLOv2Outputs, i: int, mask_threshold: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Cell, class and score of the best N pairs: class probability × mean probability inside the mask."""
-        c = self.config
-        scores = outputs.logits[i].float().sigmoid()  # (L, C)
-        cells, labels = (find_peaks(scores, c.grids) & (scores > c.score_threshold)).nonzero(as_tuple=True)
-        distinct, pair = cells.unique(return_inverse=True)
-        area, maskness = self._mask_scores(outputs, i, distinct, mask_threshold)
-        stride = torch.tensor(LEVEL_STRIDES[: len(c.grids)], device=cells.device)
-        least_area = stride.repeat_interleave(torch.tensor(c.grids, device=cells.device).square())  # (L,)
-        large = (area > least_area[distinct])[pair]
-        cells, labels, pair = cells[large], labels[large], pair[large]
-        scores, order = (scores[cells, labels] * maskness[pair]).sort(descending=True, stable=True)
-        order = order[: c.candidates]
-        return cells[order], labels[order], scores[: c.candidates]
-
-    def _mask_scores(
-        self, outputs: SOLOv2Outputs, i: int, cells: Tensor, mask_threshold: float
-    ) -> tuple[Tensor, Tensor]:
-        """(N,) area of each cell's mask on the map, and (N,) mean probability inside it, some masks at a time."""
-        area, inside = torch.zeros(2, len(cells), device=cells.device)
-        for start in range(0, len(cells), _MASKS_AT_ONCE):
-            part = slice(start, start + _MASKS_AT_ONCE)
-            probabilities = self._probabilities(outputs, i, cells[part])
-            masks = probabilities > mask_threshold
-            area[part] = masks.sum((1, 2))
-            inside[part] = (probabilities * masks).sum((1, 2))
-        return area, inside / area.clamp(min=1)
+        """(N,) cell, class and score of the best pairs of an image."""
+        return score_candidates(
+            outputs.logits[i].float().sigmoid(),
+            self.config.grids,
+            LEVEL_STRIDES,
+            partial(self._probabilities, outputs, i),
+            score_threshold=self.config.score_threshold,
+            mask_threshold=mask_threshold,
+            max_candidates=self.config.candidates,
+        )
 
     def _probabilities(self, outputs: SOLOv2Outputs, i: int, cells: Tensor) -> Tensor:
         """(N, h, w): the masks of some cells of one image."""
@@ -302,104 +304,3 @@ def _block(inputs: int, outputs: int, kernel_size: int = 3) -> nn.Sequential:
     conv = nn.Conv2d(inputs, outputs, kernel_size, padding=kernel_size // 2, bias=False)
     nn.init.normal_(conv.weight, std=0.01)
     return nn.Sequential(conv, GroupNorm(outputs), nn.ReLU(inplace=True))
-
-
-def coordinates(features: Tensor) -> Tensor:
-    """(B, 2, h, w): x and y of each cell of (B, C, h, w) features, −1 in the first and 1 in the last.
-
-    >>> coordinates(torch.zeros(1, 4, 1, 3))[0, 0].tolist()
-    [[-1.0, 0.0, 1.0]]
-    """
-    batch, _, height, width = features.shape
-    y, x = (torch.linspace(-1, 1, n, dtype=features.dtype, device=features.device) for n in (height, width))
-    at = torch.stack([x.expand(height, width), y[:, None].expand(height, width)])
-    return at.expand(batch, 2, height, width).contiguous(memory_format=torch.channels_last)
-
-
-def _constant(values: Sequence[Any], device: torch.device) -> Tensor:
-    """Without making a GPU wait."""
-    return torch.tensor(values).to(device, non_blocking=True)
-
-
-@torch.no_grad()
-def assign_cells(
-    targets: Targets,
-    extent: tuple[int, int],
-    grids: Sequence[int],
-    size_ranges: Sequence[tuple[float, float]],
-    center_fraction: float,
-) -> tuple[Tensor, Tensor]:
-    """SOLO's rule: an instance belongs to the cells under the middle of its box, moved to the centroid of its mask.
-
-    A level takes part if √(box area) lies in its range, both ends included. Of its cells, those count that touch a
-    box around the centroid, `center_fraction` as large as the instance's own, but no more than 3 × 3.
-
-    Args:
-        targets: the K instances of an image; an empty mask belongs to no cell.
-        extent: (height, width) in pixels that each grid spans.
-        grids: cells along a side of each of the G levels.
-        size_ranges: smallest and largest size of each level.
-        center_fraction: see above.
-
-    Returns:
-        (N,) cell, counted over all levels, and (N,) instance of each pair. A cell may own several instances.
-    """
-    device = targets.masks.device
-    sides = targets.boxes[:, 2:] - targets.boxes[:, :2]
-    size = sides.prod(1).sqrt()[:, None]
-    low, high = _constant(size_ranges, device).T
-    is_fit = (size >= low) & (size <= high) & targets.masks.flatten(1).any(1)[:, None]  # (K, G)
-
-    cells = _constant(grids, device)
-    side = _constant([1 / s for s in grids], device)[:, None]
-    center, half = mask_centroids(targets.masks), 0.5 * sides * center_fraction
-    span = _constant(extent[::-1], device)
-    # A center on the edge of two cells falls to either by rounding: divided as the original does.
-    middle, first, last = (((at / span)[:, None] // side).long() for at in (center, center - half, center + half))
-    near = middle[..., None] + torch.arange(-1, 2, device=device)  # (K, G, 2, 3)
-    inside = (near >= first.clamp(min=0)[..., None]) & (near <= torch.minimum(last, cells[:, None] - 1)[..., None])
-    owned = is_fit[..., None, None] & inside[:, :, 1, :, None] & inside[:, :, 0, None, :]  # (K, G, 3, 3)
-    target, level, row, column = owned.nonzero(as_tuple=True)
-    start = cells.square().cumsum(0) - cells.square()
-    return start[level] + near[target, level, 1, row] * cells[level] + near[target, level, 0, column], target
-
-
-def cell_labels(assignment: Assignment, targets: Sequence[Targets], cells: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Image, cell and class of each positive cell; of several instances in a cell, the last one names it."""
-    owner = assignment.target.new_full((len(targets) * cells,), -1)
-    owner.scatter_reduce_(0, assignment.image * cells + assignment.query, assignment.target, "amax")
-    image, cell = (owner.view(len(targets), cells) >= 0).nonzero(as_tuple=True)
-    labels = torch.cat([t.labels for t in targets])
-    return image, cell, labels[index_in_batch(targets, image, owner[image * cells + cell])]
-
-
-def find_peaks(scores: Tensor, grids: Sequence[int]) -> Tensor:
-    """(L, C) bool: where no score of the class is higher in the cell above, on the left, or between these two.
-
-    >>> find_peaks(torch.tensor([[0.2], [0.5], [0.3], [0.4]]), grids=[2]).flatten().tolist()
-    [True, True, True, False]
-    """
-    peaks = []
-    for of_level, side in zip(scores.split([s * s for s in grids]), grids, strict=True):
-        maps = of_level.T.unflatten(1, (side, side))  # (C, S, S)
-        highest = F.max_pool2d(maps, kernel_size=2, stride=1, padding=1)[:, :-1, :-1]
-        peaks.append((highest == maps).flatten(1).T)
-    return torch.cat(peaks)
-
-
-def _central_pixels(masks: Tensor) -> Tensor:
-    """(4, ..., H / 4, W / 4): the central 2 × 2 of each 4 × 4 block."""
-    return torch.stack([masks[..., y::STRIDE, x::STRIDE] for y in (1, 2) for x in (1, 2)])
-
-
-def quarter_masks(masks: Tensor) -> Tensor:
-    """(K, H, W) → (K, H / 4, W / 4) bool: bilinear resizing, with a tie counting as inside."""
-    return _central_pixels(masks).sum(0) >= 2
-
-
-def known_cells(target: Targets) -> Tensor:
-    """(H / 4, W / 4) bool: where all that decides `quarter_masks` is known."""
-    if target.valid is None:
-        height, width = target.masks.shape[-2:]
-        return torch.ones(height // STRIDE, width // STRIDE, dtype=torch.bool, device=target.masks.device)
-    return _central_pixels(target.valid).all(0)

@@ -1,11 +1,10 @@
 """Names of AdelaiDet's checkpoints, in ours."""
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from torch import Tensor
 
-Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]  # beginnings of names, and what replaces them
+from uniquery.weights.foreign.renaming import Rules, rename
 
 _PYRAMID: Rules = (
     (r"backbone\.bottom_up\.", "backbone."),
@@ -45,7 +44,8 @@ def condinst_names(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
     >>> list(condinst_names({"backbone.fpn_lateral3.bias": torch.zeros(1), "mask_head._iter": torch.zeros(1)}))
     ['fpn.laterals.8.bias']
     """
-    return _renamed(foreign, _CONDINST, dropped=("mask_head.", "proposal_generator.fcos_outputs.", *_PIXEL_FORMAT))
+    dropped = ("mask_head.", "proposal_generator.fcos_outputs.", *_PIXEL_FORMAT)
+    return {rename(name, _CONDINST): tensor for name, tensor in foreign.items() if not name.startswith(dropped)}
 
 
 def solov2_names(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -55,7 +55,7 @@ def solov2_names(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
     >>> list(solov2_names({"mask_head.convs_all_levels.2.conv1.0.weight": torch.zeros(1)}))
     ['mask_head.refine.2.2.0.weight']
     """
-    return _renamed(foreign, _SOLOV2, dropped=_PIXEL_FORMAT)
+    return {rename(name, _SOLOV2): tensor for name, tensor in foreign.items() if not name.startswith(_PIXEL_FORMAT)}
 
 
 def is_condinst(foreign: Mapping[str, Tensor]) -> bool:
@@ -66,15 +66,3 @@ def is_condinst(foreign: Mapping[str, Tensor]) -> bool:
 def is_solov2(foreign: Mapping[str, Tensor]) -> bool:
     """Whether a state dict carries AdelaiDet's names of SOLOv2."""
     return "ins_head.kernel_pred.weight" in foreign and "mask_head.conv_pred.0.weight" in foreign
-
-
-def _renamed(foreign: Mapping[str, Tensor], rules: Rules, dropped: tuple[str, ...]) -> dict[str, Tensor]:
-    return {_ours(name, rules): tensor for name, tensor in foreign.items() if not name.startswith(dropped)}
-
-
-def _ours(name: str, rules: Rules) -> str:
-    for pattern, replacement in rules:
-        renamed, count = re.subn(rf"^{pattern}", replacement, name)
-        if count:
-            return renamed
-    return name

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from uniquery.backbones.naming import resnet_key, swin_key, swin_tensors
+from uniquery.weights.foreign.renaming import Rules, rename
 
-_Rules = Sequence[tuple[str, str]]
-
-_DEFORMABLE: _Rules = (
+_DEFORMABLE: Rules = (
     (r"self_attn\.sampling_offsets\.", "attention.offsets."),
     (r"self_attn\.attention_weights\.", "attention.attention."),
     (r"self_attn\.value_proj\.", "attention.values."),
@@ -22,14 +21,14 @@ _DEFORMABLE: _Rules = (
     (r"(linear2|fc2)\.", "feed_forward.linear2."),
     (r"(norm2|final_layer_norm)\.", "feed_forward.norm."),
 )
-_ATTENTION: _Rules = (
+_ATTENTION: Rules = (
     (r"(self_attn|multihead_attn)\.in_proj_", "in_"),
     (r"(self_attn|multihead_attn)\.out_proj\.", "output."),
     (r"linear1\.", "linear1."),
     (r"linear2\.", "linear2."),
 )
 _PIXEL_DECODER = r"sem_seg_head\.pixel_decoder\."
-_ORIGINAL: _Rules = (
+_ORIGINAL: Rules = (
     (_PIXEL_DECODER + r"input_proj\.(\d)\.0\.", r"pixel_decoder.projections.\1."),
     (_PIXEL_DECODER + r"input_proj\.(\d)\.1\.", r"pixel_decoder.norms.\1."),
     (_PIXEL_DECODER + r"transformer\.level_embed", "pixel_decoder.level_embedding"),
@@ -51,7 +50,7 @@ _ORIGINAL: _Rules = (
 )
 _HF_PIXEL_DECODER = r"model\.pixel_level_module\.decoder\."
 _HF_DECODER = r"model\.transformer_module\."
-_HUGGING_FACE: _Rules = (
+_HUGGING_FACE: Rules = (
     (_HF_PIXEL_DECODER + r"input_projections\.(\d)\.0\.", r"pixel_decoder.projections.\1."),
     (_HF_PIXEL_DECODER + r"input_projections\.(\d)\.1\.", r"pixel_decoder.norms.\1."),
     (_HF_PIXEL_DECODER + r"level_embed", "pixel_decoder.level_embedding"),
@@ -97,11 +96,11 @@ def mask2former_names(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
     >>> list(mask2former_names(dict.fromkeys(names, torch.zeros(1))))
     ['decoder.query_features']
     """
-    backbone, head = _parted(foreign, "backbone.")
-    return {**_backbone(backbone), **{_ours(name): tensor for name, tensor in head.items()}}
+    backbone, head = _split_backbone(foreign, "backbone.")
+    return {**_backbone(backbone), **{_original_key(name): tensor for name, tensor in head.items()}}
 
 
-def _parted(foreign: Mapping[str, Tensor], prefix: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _split_backbone(foreign: Mapping[str, Tensor], prefix: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The tensors of the backbone, without the prefix, and the others."""
     backbone = {name.removeprefix(prefix): tensor for name, tensor in foreign.items() if name.startswith(prefix)}
     return backbone, {n: tensor for n, tensor in foreign.items() if not n.startswith((prefix, *_NO_WEIGHTS))}
@@ -115,13 +114,13 @@ def _backbone(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"backbone.{name}": tensor for name, tensor in named if name is not None}
 
 
-def _ours(name: str) -> str:
-    name = _renamed(name, _ORIGINAL)
+def _original_key(name: str) -> str:
+    name = rename(name, _ORIGINAL)
     prefix = re.match(r"(pixel_decoder\.layers|decoder\.(?:self_attention|cross_attention|feed_forward))\.\d+\.", name)
     if prefix is None:
         return name
     rules = _DEFORMABLE if name.startswith("pixel_decoder") else _ATTENTION
-    return prefix[0] + _renamed(name[prefix.end() :], rules)
+    return prefix[0] + rename(name[prefix.end() :], rules)
 
 
 def is_hf_mask2former(foreign: Mapping[str, Tensor]) -> bool:
@@ -137,18 +136,18 @@ def hf_mask2former_names(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
     >>> list(hf_mask2former_names({"class_predictor.bias": torch.zeros(1), "criterion.empty_weight": torch.zeros(2)}))
     ['decoder.classes.bias']
     """
-    backbone, head = _parted(foreign, _HF_BACKBONE)
-    ours = {_ours_of_hf(name): tensor for name, tensor in head.items()}
+    backbone, head = _split_backbone(foreign, _HF_BACKBONE)
+    ours = {_hf_key(name): tensor for name, tensor in head.items()}
     for name in [name for name in ours if re.fullmatch(r"decoder\.self_attention\.\d+\.q_\w+", name)]:
         parts = [ours.pop(name.replace(".q_", f".{part}_")) for part in "qkv"]
         ours[name.replace(".q_", ".in_")] = torch.cat(parts)
     return {**_backbone(backbone), **ours}
 
 
-def _ours_of_hf(name: str) -> str:
-    name = _renamed(name, _HUGGING_FACE)
+def _hf_key(name: str) -> str:
+    name = rename(name, _HUGGING_FACE)
     prefix = re.match(r"pixel_decoder\.layers\.\d+\.", name)
-    return name if prefix is None else prefix[0] + _renamed(name[prefix.end() :], _DEFORMABLE)
+    return name if prefix is None else prefix[0] + rename(name[prefix.end() :], _DEFORMABLE)
 
 
 def _resnet_key(name: str) -> str | None:
@@ -159,12 +158,3 @@ def _resnet_key(name: str) -> str | None:
         layer = "shortcut" if block[3] == "shortcut" else f"conv{int(block[4]) + 1}"
         return f"res{int(block[1]) + 2}.{block[2]}.{layer}.{'norm.' * (block[5] == 'normalization')}{block[6]}"
     return resnet_key(name)
-
-
-def _renamed(name: str, rules: _Rules) -> str:
-    """The name by the first rule that fits its beginning, or as it is."""
-    for pattern, replacement in rules:
-        renamed, count = re.subn(rf"^{pattern}", replacement, name)
-        if count:
-            return renamed
-    return name

@@ -235,7 +235,7 @@ class TestForward:
         outputs, found = model(batch[0]), gradients(model, *batch)
         assert sorted(shape[1] for shape in calls[:4]) == [256, 256, 256, 258]  # all of both towers
         calls.clear()
-        monkeypatch.setattr(SharedConv3x3, "_is_faster_with_fewer_products", lambda *_: False)
+        monkeypatch.setattr(SharedConv3x3, "_use_winograd", lambda *_: False)
         expected, wanted = model(batch[0]), gradients(model, *batch)
         assert not calls
         close = {"rtol": 1e-9, "atol": 1e-11}

@@ -122,7 +122,9 @@ def test_missing_tensors_are_an_error(state, tmp_path):
 def test_tensors_of_another_shape_are_an_error(state, tmp_path):
     save_file(state, tmp_path / "w.safetensors")
     wider = ResNet(18, norm="frozen", stem_channels=8, width=8)
-    with pytest.raises(CheckpointError, match=r"has 100 of the 100 tensors.*in another shape, for example 'res2\.0\.conv1\.norm"):
+    with pytest.raises(
+        CheckpointError, match=r"has 100 of the 100 tensors.*in another shape, for example 'res2\.0\.conv1\.norm"
+    ):
         load_weights(wider, tmp_path / "w.safetensors", resnet_key)
 
 

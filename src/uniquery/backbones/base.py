@@ -22,7 +22,7 @@ class PixelFormat:
 
     Attributes:
         mean: per channel of `order`, on the scale 0..255.
-        std: likewise.
+        std: per channel of `order`, on the same scale.
         order: which color comes first.
     """
 

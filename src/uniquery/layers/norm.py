@@ -67,7 +67,7 @@ class FrozenBatchNorm2d(nn.Module):
 class ConvNorm(nn.Conv2d):
     """A convolution without bias and the normalization after it, held as its `norm`.
 
-    A frozen normalization is linear and goes into the kernel: conv(x, w) · scale + shift = conv(x, w · scale) + shift.
+    A frozen normalization is linear and is folded into the kernel: conv(x, w) · scale + shift = conv(x, w · scale) + shift.
     That saves two passes over the activations, and the gradient of w is the same.
     """
 

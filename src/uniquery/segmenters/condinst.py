@@ -73,7 +73,7 @@ class CondInstConfig(SegmenterSettings):
         return "a smaller model.max_queries"
 
     @model_validator(mode="after")
-    def _levels_fit(self) -> Self:
+    def _check_levels(self) -> Self:
         limits = self.size_limits
         if limits is not None and len(limits) != self.levels - 1:
             raise ValueError(

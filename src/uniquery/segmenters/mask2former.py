@@ -79,7 +79,7 @@ class Mask2FormerConfig(SegmenterSettings):
         return "a smaller model.queries"
 
     @model_validator(mode="after")
-    def _heads_fit(self) -> Self:
+    def _check_heads(self) -> Self:
         if self.channels % self.heads:
             raise ValueError(f"'heads' must divide 'channels'; {self.heads} does not divide {self.channels}")
         return self

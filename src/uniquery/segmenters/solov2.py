@@ -72,7 +72,9 @@ class SOLOv2Config(SegmenterSettings):
         ((1, 96), (48, 192), (96, 384), (192, 768), (384, 2048)),
         description="smallest and largest √(box area) in pixels of the instances of each level; they may overlap",
     )
-    center_fraction: float = Field(0.2, ge=0, le=1, description="share of a box around the centroid whose cells own it")
+    center_fraction: float = Field(
+        0.2, ge=0, le=1, description="size of the center region whose cells own it, of the box"
+    )
     max_queries: int = Field(10_000, gt=0, description="positives that decode a mask in a training step")
     score_threshold: float = Field(0.1, ge=0, le=1, description="of the class, before anything else")
     candidates: int = Field(500, gt=0, description="before suppression")
@@ -85,7 +87,7 @@ class SOLOv2Config(SegmenterSettings):
         return "a smaller model.max_queries"
 
     @model_validator(mode="after")
-    def _ranges_fit(self) -> Self:
+    def _check_ranges(self) -> Self:
         ranges = self.size_ranges
         if len(ranges) != len(self.grids):
             raise ValueError(
@@ -97,7 +99,9 @@ class SOLOv2Config(SegmenterSettings):
             raise ValueError("'size_ranges' must grow from level to level")
         for (_, high), (low, _) in pairwise(ranges):
             if high < low:
-                raise ValueError(f"'size_ranges' leave out instances of {high:g} to {low:g} pixels; let them meet")
+                raise ValueError(
+                    f"'size_ranges' leave out instances of {high:g} to {low:g} pixels; make them touch or overlap"
+                )
         return self
 
 

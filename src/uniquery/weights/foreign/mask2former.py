@@ -129,7 +129,7 @@ def is_hf_mask2former(foreign: Mapping[str, Tensor]) -> bool:
 
 
 def hf_mask2former_names(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict of Hugging Face's `Mask2FormerForUniversalSegmentation` with our keys, likewise.
+    """The state dict of Hugging Face's `Mask2FormerForUniversalSegmentation` with our keys, without other buffers.
 
     The separate query, key and value projections of its self-attention become one, as ours are.
 

@@ -67,8 +67,8 @@ class FrozenBatchNorm2d(nn.Module):
 class ConvNorm(nn.Conv2d):
     """A convolution without bias and the normalization after it, held as its `norm`.
 
-    A frozen normalization is linear and is folded into the kernel: conv(x, w) · scale + shift = conv(x, w · scale) + shift.
-    That saves two passes over the activations, and the gradient of w is the same.
+    A frozen normalization is folded into the kernel: conv(x, w) · scale + shift = conv(x, w · scale) + shift. That
+    saves two passes over the activations, and the gradient of w is the same.
     """
 
     norm: FrozenBatchNorm2d | nn.BatchNorm2d

@@ -73,7 +73,7 @@ class SOLOv2Config(SegmenterSettings):
         description="smallest and largest √(box area) in pixels of the instances of each level; they may overlap",
     )
     center_fraction: float = Field(
-        0.2, ge=0, le=1, description="size of the center region whose cells own it, of the box"
+        0.2, ge=0, le=1, description="share of the box, around the centroid, whose cells own it"
     )
     max_queries: int = Field(10_000, gt=0, description="positives that decode a mask in a training step")
     score_threshold: float = Field(0.1, ge=0, le=1, description="of the class, before anything else")
@@ -99,9 +99,7 @@ class SOLOv2Config(SegmenterSettings):
             raise ValueError("'size_ranges' must grow from level to level")
         for (_, high), (low, _) in pairwise(ranges):
             if high < low:
-                raise ValueError(
-                    f"'size_ranges' leave out instances of {high:g} to {low:g} pixels; make them touch or overlap"
-                )
+                raise ValueError(f"'size_ranges' leave out instances of {high:g} to {low:g} pixels; make them overlap")
         return self
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from uniquery.backbones import BackboneConfig, build_backbone
 from uniquery.backbones.efficientnet_lite import EfficientNetLite0, same_padding
-from uniquery.backbones.naming import efficientnet_lite_key
+from uniquery.backbones.key_maps import efficientnet_lite_key
 from uniquery.backbones.pretrained import imagenet_file, load_weights
 from uniquery.errors import CheckpointError
 

@@ -10,8 +10,14 @@ from safetensors.torch import save_file
 
 from uniquery.backbones import BackboneConfig, build_backbone
 from uniquery.backbones.efficientnet_lite import EfficientNetLite0
-from uniquery.backbones.naming import efficientnet_lite_key, resnet_key
-from uniquery.backbones.pretrained import TORCHVISION_FILES, fill, imagenet_file, load_weights, read_tensors
+from uniquery.backbones.key_maps import efficientnet_lite_key, resnet_key
+from uniquery.backbones.pretrained import (
+    TORCHVISION_FILES,
+    imagenet_file,
+    load_matching,
+    load_weights,
+    read_weight_file,
+)
 from uniquery.backbones.resnet import ResNet
 from uniquery.errors import CheckpointError, ConfigError
 
@@ -98,7 +104,7 @@ def test_fill_reports_and_loads_only_what_fits(state):
     foreign["decoder.weight"] = torch.zeros(1)
     module = small()
     kept = module.res2[0].conv2.weight.clone()
-    report = fill(module, foreign, resnet_key)
+    report = load_matching(module, foreign, resnet_key)
     assert report.missing == ("res2.0.conv1.weight",)
     assert report.mismatched == ("res2.0.conv2.weight",)
     assert report.unexpected == ("decoder.weight",)
@@ -116,7 +122,9 @@ def test_missing_tensors_are_an_error(state, tmp_path):
 def test_tensors_of_another_shape_are_an_error(state, tmp_path):
     save_file(state, tmp_path / "w.safetensors")
     wider = ResNet(18, norm="frozen", stem_channels=8, width=8)
-    with pytest.raises(CheckpointError, match=r"has 100 of the 100 tensors.*in another shape, 'res2\.0\.conv1\.norm"):
+    with pytest.raises(
+        CheckpointError, match=r"has 100 of the 100 tensors.*in another shape, for example 'res2\.0\.conv1\.norm"
+    ):
         load_weights(wider, tmp_path / "w.safetensors", resnet_key)
 
 
@@ -127,7 +135,7 @@ def test_a_pickle_with_code_is_refused_and_not_run(tmp_path):
     torch.save({"conv1.weight": Trap(witness)}, tmp_path / "zipped.pth")
     for name in ("raw.pth", "zipped.pth"):
         with pytest.raises(CheckpointError, match="is not a file of tensors"):
-            read_tensors(tmp_path / name)
+            read_weight_file(tmp_path / name)
     assert not witness.exists()
 
 
@@ -150,7 +158,7 @@ def test_the_efficientnet_weights_are_read_without_running_code(monkeypatch):
 def test_a_damaged_file_is_refused_in_one_sentence(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CheckpointError) as caught:
-        read_tensors(tmp_path / name)
+        read_weight_file(tmp_path / name)
     assert str(caught.value).count("\n") == 0
     assert name in str(caught.value)
 
@@ -159,13 +167,13 @@ def test_a_damaged_file_is_refused_in_one_sentence(tmp_path, name, content):
 def test_a_file_of_unnamed_tensors_is_refused(tmp_path, content):
     torch.save(content, tmp_path / "list.pth")
     with pytest.raises(CheckpointError, match="not a file of tensors"):
-        read_tensors(tmp_path / "list.pth")
+        read_weight_file(tmp_path / "list.pth")
 
 
 def test_a_file_without_tensors_is_refused(tmp_path):
     torch.save({"epoch": 3}, tmp_path / "empty.pth")
     with pytest.raises(CheckpointError, match="no named tensors"):
-        read_tensors(tmp_path / "empty.pth")
+        read_weight_file(tmp_path / "empty.pth")
 
 
 def test_no_weights_is_an_error_and_never_random():

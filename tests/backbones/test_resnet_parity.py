@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from helpers.reference import reference
-from uniquery.backbones.naming import resnet_key
+from uniquery.backbones.key_maps import resnet_key
 from uniquery.backbones.pretrained import load_weights
 from uniquery.backbones.resnet import ResNet
 

@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from uniquery.backbones import BACKBONES, BackboneConfig, build_backbone
-from uniquery.backbones.naming import swin_key, swin_may_lack, swin_tensors
-from uniquery.backbones.pretrained import SWIN_FILES, LoadReport, imagenet_file, load_weights
+from uniquery.backbones.key_maps import is_optional_in_swin, swin_key, swin_tensors
+from uniquery.backbones.pretrained import SWIN_FILES, BackboneLoadReport, imagenet_file, load_weights
 from uniquery.backbones.swin import DropPath, Swin, WindowAttention, from_windows, relative_positions, to_windows
 from uniquery.errors import CheckpointError
 from uniquery.training.config import OptimConfig
@@ -34,9 +34,9 @@ def vivid(module: nn.Module) -> nn.Module:
     return module
 
 
-def loaded(path) -> tuple[Swin, LoadReport]:
+def loaded(path) -> tuple[Swin, BackboneLoadReport]:
     swin = small().eval()
-    return swin, load_weights(swin, path, swin_key, prepare=swin_tensors, may_lack=swin_may_lack)
+    return swin, load_weights(swin, path, swin_key, preprocess=swin_tensors, is_optional=is_optional_in_swin)
 
 
 def norms_of_outputs() -> set[str]:
@@ -201,7 +201,7 @@ class TestNames:
     def test_weights_of_another_window_are_refused(self, original, tmp_path):
         save_file(original.state_dict(), tmp_path / "w.safetensors")
         with pytest.raises(
-            CheckpointError, match=r"another shape, 'stage1\.blocks\.0\.attn\.relative_position_bias_table"
+            CheckpointError, match=r"another shape, for example 'stage1\.blocks\.0\.attn\.relative_position_bias_table"
         ):
             load_weights(small(window=4), tmp_path / "w.safetensors", swin_key)
 
@@ -316,8 +316,8 @@ class TestConfiguration:
     @pytest.mark.parametrize(
         ("fields", "words"),
         [
-            ({"name": "swin_tiny", "norm": "batch"}, "'swin_tiny' has layer normalization; leave 'norm' out"),
-            ({"name": "swin_base_384", "caffe": True}, "'caffe' is about ResNets"),
+            ({"name": "swin_tiny", "norm": "batch"}, "'swin_tiny' has layer normalization; remove 'norm'"),
+            ({"name": "swin_base_384", "caffe": True}, "'caffe' is a setting of ResNets"),
             ({"name": "swin_huge"}, "swin_tiny"),
         ],
     )

@@ -18,7 +18,8 @@ from uniquery.report.preview import preview_picture
 from uniquery.report.responses import response_picture
 from uniquery.training.config import load_config
 from uniquery.training.loop import train
-from uniquery.training.trained import TrainedModel, find_run_config, open_trained_model
+from uniquery.training.run_folder import RunFolder
+from uniquery.training.trained import TrainedModel, open_trained_model
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def trained(run) -> TrainedModel:
 
 class TestPredictDataset:
     def test_it_is_each_image_alone(self, trained):
-        model, data, size = trained.model, trained.data, trained.card.test_size
+        model, data, size = trained.model, trained.data, trained.info.test_size
         (results,) = predict_dataset(model, data, trained.classes, size, batch_size=1).values()
         assert [r["image_id"] for r in results] == sorted(
             (r["image_id"] for r in results), key=data.image_ids.tolist().index
@@ -46,14 +47,14 @@ class TestPredictDataset:
             assert [r["score"] for r in results if r["image_id"] == image_id] == alone.scores.tolist()
 
     def test_ranks_share_the_images(self, trained):
-        model, data, size = trained.model, trained.data, trained.card.test_size
+        model, data, size = trained.model, trained.data, trained.info.test_size
         (whole,) = predict_dataset(model, data, trained.classes, size).values()
         shares = [predict_dataset(model, data, trained.classes, size, rank=rank, ranks=3)[None] for rank in range(3)]
         assert sorted(json.dumps(r) for share in shares for r in share) == sorted(json.dumps(r) for r in whole)
         assert all(shares)
 
     def test_thresholds_come_from_one_pass(self, trained):
-        model, data, size = trained.model, trained.data, trained.card.test_size
+        model, data, size = trained.model, trained.data, trained.info.test_size
         calls: list[tuple[int, int]] = []
         both = predict_dataset(
             model, data, trained.classes, size, mask_thresholds=(0.3, 0.6), progress=lambda *step: calls.append(step)
@@ -66,20 +67,20 @@ class TestPredictDataset:
 
     def test_classes_that_the_data_does_not_have_are_dropped(self, trained):
         names = ["no such class" for _ in trained.classes]
-        results = predict_dataset(trained.model, trained.data, names, trained.card.test_size)
+        results = predict_dataset(trained.model, trained.data, names, trained.info.test_size)
         assert results == {None: []}
 
 
 class TestSweep:
     def test_each_threshold_is_its_own_evaluation(self, trained):
-        model, data, size = trained.model, trained.data, trained.card.test_size
+        model, data, size = trained.model, trained.data, trained.info.test_size
         sweep = sweep_mask_thresholds(model, data, trained.classes, size, mask_thresholds=(0.3, 0.6), max_detections=9)
         for threshold, metrics in sweep.items():
             results = predict_dataset(model, data, trained.classes, size, mask_thresholds=(threshold,))[threshold]
             assert metrics == evaluate(data.annotations, results, max_detections=9)
 
     def test_the_table_names_the_headline(self, trained):
-        sweep = sweep_mask_thresholds(trained.model, trained.data, trained.classes, trained.card.test_size)
+        sweep = sweep_mask_thresholds(trained.model, trained.data, trained.classes, trained.info.test_size)
         console = Console(width=120, record=True, quiet=False)
         console.print(sweep_table(sweep))
         text = console.export_text()
@@ -90,7 +91,7 @@ class TestSweep:
 
 class TestDiagnosis:
     def test_as_a_whole(self, trained):
-        diagnosis = diagnose(trained.model, trained.data, trained.card.test_size, images=3)
+        diagnosis = diagnose(trained.model, trained.data, trained.info.test_size, images=3)
         assert len(diagnosis.images) == 3
         assert list(diagnosis.equivariance) == list(TRANSFORMS)
         numbers = json.loads(json.dumps(diagnosis.to_dict()))
@@ -101,7 +102,7 @@ class TestDiagnosis:
         assert picture.shape[2] == 3
 
     def test_more_images_than_there_are(self, trained):
-        diagnosis = diagnose(trained.model, trained.data, trained.card.test_size, images=10**6)
+        diagnosis = diagnose(trained.model, trained.data, trained.info.test_size, images=10**6)
         assert len(diagnosis.images) == len(trained.data)
 
     def test_no_matched_query(self, trained):
@@ -116,7 +117,7 @@ class TestOpening:
         assert not trained.model.training
         assert trained.classes == trained.data.classes
         for path in (run, run / "best", run / "best" / "model.safetensors"):
-            assert find_run_config(path) == load_config(run / "config.yaml")
+            assert RunFolder.of_model(path).read_config() == load_config(run / "config.yaml")
 
     def test_other_data(self, run, scenes):
         opened = open_trained_model(run, (scenes.annotations("train"), scenes.images("train")))
@@ -127,7 +128,7 @@ class TestOpening:
         file = tmp_path / "a" / "b" / "model.safetensors"
         file.parent.mkdir(parents=True)
         file.write_bytes((run / "best" / "model.safetensors").read_bytes())
-        assert find_run_config(file) is None
+        assert RunFolder.of_model(file) is None
         with pytest.raises(UserError, match="no validation data of its own: add --data"):
             open_trained_model(file)
         opened = open_trained_model(file, (scenes.annotations("val"), scenes.images("val")))
@@ -152,6 +153,6 @@ def test_the_log_names_the_headline(run):
 
 def test_a_test_size_is_used_as_given(trained):
     small = predict_dataset(trained.model, trained.data, trained.classes, TestSize(short=32, longest=32))[None]
-    usual = predict_dataset(trained.model, trained.data, trained.classes, trained.card.test_size)[None]
+    usual = predict_dataset(trained.model, trained.data, trained.classes, trained.info.test_size)[None]
     assert small != usual
     assert {tuple(r["segmentation"]["size"]) for r in small} == {tuple(size) for size in trained.data.sizes.tolist()}

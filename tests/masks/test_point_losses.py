@@ -16,13 +16,13 @@ def case(rows=4, instances=3, seed=0):
     return logits, torch.randint(0, instances, (rows,), generator=generator), values
 
 
-def naive(logits, owned, values, known=None):
+def naive(logits, owned, values, valid=None):
     """(2, R), point by point."""
     results = []
     for row, k in zip(logits.tolist(), owned.tolist(), strict=True):
-        usable = [j for j in range(SAMPLING.competing) if known is None or known[j]]
+        usable = [j for j in range(SAMPLING.competing) if valid is None or valid[j]]
         chosen = sorted(usable, key=lambda j: abs(row[j]))[: SAMPLING.uncertain]
-        chosen += [j for j in range(SAMPLING.competing, len(row)) if known is None or known[j]]
+        chosen += [j for j in range(SAMPLING.competing, len(row)) if valid is None or valid[j]]
         entropy, overlap, p_sum, t_sum = 0.0, 0.0, 0.0, 0.0
         for j in chosen:
             p, t = 1 / (1 + math.exp(-row[j])), values[k, j].item()
@@ -47,18 +47,18 @@ def test_the_naive_way(seed):
 
 
 @pytest.mark.parametrize("share", [0.8, 0.3, 0.0])
-def test_unknown_points_do_not_count(share):
-    """Down to fewer known points than there are to choose, and none."""
+def test_invalid_points_do_not_count(share):
+    """Down to fewer valid points than there are to choose, and none."""
     logits, owned, values = case()
-    known = torch.rand(SAMPLING.candidates, generator=torch.Generator().manual_seed(1)) < share
+    valid = torch.rand(SAMPLING.candidates, generator=torch.Generator().manual_seed(1)) < share
     logits.requires_grad_()
-    losses = point_losses(logits, owned, PointTargets(values, known), SAMPLING)
-    torch.testing.assert_close(losses, naive(logits, owned, values, known))
+    losses = point_losses(logits, owned, PointTargets(values, valid), SAMPLING)
+    torch.testing.assert_close(losses, naive(logits, owned, values, valid))
     losses.sum().backward()
-    assert not logits.grad[:, ~known].any()
+    assert not logits.grad[:, ~valid].any()
 
 
-def test_all_known_is_the_default():
+def test_all_valid_is_the_default():
     logits, owned, values = case()
     everywhere = torch.ones(SAMPLING.candidates, dtype=torch.bool)
     torch.testing.assert_close(
@@ -84,8 +84,8 @@ def test_no_point_or_every_point_by_importance(importance):
     )
     losses = point_losses(logits, owned, PointTargets(values, None), sampling)
     chosen = logits[:, 24:] if not importance else logits.gather(1, logits.abs().argsort(dim=1)[:, :8])
-    wanted = values[:, 24:].expand(2, -1) if not importance else values[0][logits.abs().argsort(dim=1)[:, :8]]
-    expected = torch.nn.functional.binary_cross_entropy_with_logits(chosen, wanted, reduction="none").mean(1)
+    expected_values = values[:, 24:].expand(2, -1) if not importance else values[0][logits.abs().argsort(dim=1)[:, :8]]
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(chosen, expected_values, reduction="none").mean(1)
     torch.testing.assert_close(losses[0], expected)
 
 

@@ -14,7 +14,7 @@ from uniquery.data.coco import Category
 from uniquery.errors import DataError, UserError
 from uniquery.model import Model
 from uniquery.report.predictions import find_images, write_predictions
-from uniquery.weights.model_file import ModelCard
+from uniquery.weights.model_file import ModelInfo
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def photos(tmp_path):
 @pytest.fixture(scope="module")
 def model():
     categories = (Category(7, "cat"), Category(2, "dog"), Category(9, "cow"))
-    card = ModelCard(SMALL["condinst"], BackboneConfig(name="tiny", weights="random"), categories, TestSize(short=64))
-    return Model(small("condinst").eval(), card)
+    info = ModelInfo(SMALL["condinst"], BackboneConfig(name="tiny", weights="random"), categories, TestSize(short=64))
+    return Model(small("condinst").eval(), info)
 
 
 class TestFindImages:

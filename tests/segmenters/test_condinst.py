@@ -69,7 +69,7 @@ class TestPyramid:
         assert outputs.pixels.embeddings.shape == (2, 8, 24, 32)
         assert outputs.strides.unique().tolist() == [4, 8, 16, 32]
         assert model.size_ranges == {4: (-1, 32), 8: (32, 64), 16: (64, 128), 32: (128, 1e8)}
-        assert model.reaches == {4: 32, 8: 64, 16: 128, 32: 256}
+        assert model.sizes_of_interest == {4: 32, 8: 64, 16: 128, 32: 256}
         losses = model.losses(outputs, targets, model.assign(outputs, targets))
         torch.stack(list(losses.values())).sum().backward()
         assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
@@ -79,21 +79,21 @@ class TestPyramid:
         outputs = model(batch[0])
         assert outputs.strides.unique().tolist() == [8, 16, 32, 64, 128]
         assert model.size_ranges == {8: (-1, 64), 16: (64, 128), 32: (128, 256), 64: (256, 512), 128: (512, 1e8)}
-        assert model.reaches == {8: 64, 16: 128, 32: 256, 64: 512, 128: 1024}
+        assert model.sizes_of_interest == {8: 64, 16: 128, 32: 256, 64: 512, 128: 1024}
         assert len(outputs.locations) == outputs.logits.shape[1] == 12 * 16 + 6 * 8 + 3 * 4 + 2 * 2 + 1
 
     def test_given_size_limits(self):
         model = small("condinst", levels=3, size_limits=(10.0, 30.0))
         assert model.size_ranges == {8: (-1, 10), 16: (10, 30), 32: (30, 1e8)}
-        assert model.reaches == {8: 10, 16: 30, 32: 60}
+        assert model.sizes_of_interest == {8: 10, 16: 30, 32: 60}
 
-    def test_a_query_reaches_as_far_as_its_level(self, batch):
+    def test_the_size_of_interest_of_a_query_is_its_levels(self, batch):
         model = small("condinst", size_limits=(20.0, 30.0, 40.0, 50.0))
         outputs = model(batch[0])
         assignment = model.assign(outputs, batch[1])
         queries = model.queries(outputs, assignment)
-        expected = [model.reaches[s] for s in outputs.strides[assignment.query].tolist()]
-        assert queries.reach.tolist() == expected
+        expected = [model.sizes_of_interest[s] for s in outputs.strides[assignment.query].tolist()]
+        assert queries.sizes_of_interest.tolist() == expected
         assert len(set(expected)) > 1
         assert torch.equal(queries.locations, outputs.locations[assignment.query])
 

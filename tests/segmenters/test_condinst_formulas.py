@@ -31,7 +31,7 @@ class TestDynamicFilters:
             image=torch.zeros(3, dtype=torch.int64),
             target=torch.arange(3),
             locations=torch.tensor([[4.0, 12.0], [100.0, 60.0], [36.0, 4.0]]),
-            reach=torch.tensor([64.0, 128.0, 256.0]),
+            sizes_of_interest=torch.tensor([64.0, 128.0, 256.0]),
         )
         return queries, Pixels(torch.randn(6, 8, dtype=torch.float64), 8 * torch.randint(0, 20, (6, 2)).float() + 4)
 
@@ -39,7 +39,9 @@ class TestDynamicFilters:
     def naive(queries, pixels):
         """Three 1×1 layers over [relative x, relative y, embedding], query by query and pixel by pixel."""
         logits = []
-        for filters, place, reach in zip(queries.embeddings.tolist(), queries.locations, queries.reach, strict=True):
+        for filters, location, size in zip(
+            queries.embeddings.tolist(), queries.locations, queries.sizes_of_interest, strict=True
+        ):
             read = iter(filters)
             shapes = [(8, 10), (8, 8), (1, 8)]
             weights = [[[next(read) for _ in range(i)] for _ in range(o)] for o, i in shapes]
@@ -47,7 +49,7 @@ class TestDynamicFilters:
             assert next(read, None) is None
             logits.append([])
             for embedding, at in zip(pixels.embeddings.tolist(), pixels.locations, strict=True):
-                values = [*((place - at) / reach).tolist(), *embedding]
+                values = [*((location - at) / size).tolist(), *embedding]
                 for layer, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
                     values = [
                         sum(w * v for w, v in zip(row, values, strict=True)) + b

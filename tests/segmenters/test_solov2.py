@@ -123,12 +123,12 @@ class TestLosses:
         assert losses["loss_class"].item() == pytest.approx(of_class / (len(named) + 1))
         assert losses["loss_mask"].item() == pytest.approx(3 * of_mask / len(pairs))
 
-    @pytest.mark.parametrize("known", ["everywhere", "on the left"])
-    def test_gradient_of_the_mask_loss(self, known):
+    @pytest.mark.parametrize("valid_part", ["everywhere", "on the left"])
+    def test_gradient_of_the_mask_loss(self, valid_part):
         masks = torch.zeros(3, 32, 32, dtype=torch.bool)
         masks[0, 4:20, 4:28] = masks[1, 20:28, :20] = masks[2, 9:, 9:] = True
         targets = [Targets(torch.zeros(len(m)), mask_boxes(m), m) for m in (masks[:2], masks[2:])]
-        if known == "on the left":
+        if valid_part == "on the left":
             valid = torch.arange(32).expand(32, 32) < 14  # cuts through a cell, which is then left out
             targets = [replace(targets[0], valid=valid), targets[1]]
         queries = Queries(torch.zeros(4, 32), torch.tensor([0, 1, 0, 0]), torch.tensor([1, 0, 0, 1]))
@@ -137,17 +137,17 @@ class TestLosses:
         assert gradcheck(lambda x: model.mask_loss(x, queries, targets), logits)
         (gradient,) = torch.autograd.grad(model.mask_loss(logits, queries, targets), logits)
         assert gradient[queries.image == 0][:, :, :3].all()
-        assert gradient[queries.image == 0][:, :, 3:].any() == (known == "everywhere")
+        assert gradient[queries.image == 0][:, :, 3:].any() == (valid_part == "everywhere")
         assert gradient[queries.image == 1].all()
 
-    def test_unknown_pixels_are_left_out_of_the_dice(self):
+    def test_invalid_pixels_are_left_out_of_the_dice(self):
         _, targets = drawn(((32, 64),), (3,), radii=(6, 12))
         valid = torch.arange(64).expand(32, 64) < 32
         queries = Queries(torch.zeros(3, 32), torch.zeros(3, dtype=torch.int64), torch.arange(3))
         logits = torch.randn(3, 8, 16)
-        known = quarter_masks(targets[0].masks)[..., :8]
+        expected = quarter_masks(targets[0].masks)[..., :8]
         loss = small("solov2").mask_loss(logits, queries, [replace(targets[0], valid=valid)])
-        torch.testing.assert_close(loss, 3 * dice(logits[..., :8].sigmoid(), known, eps=2e-3).mean())
+        torch.testing.assert_close(loss, 3 * dice(logits[..., :8].sigmoid(), expected, eps=2e-3).mean())
 
     def test_only_masks_are_capped(self, batch):
         images, targets = batch
@@ -235,7 +235,7 @@ class TestForward:
         outputs, found = model(batch[0]), gradients(model, *batch)
         assert sorted(shape[1] for shape in calls[:4]) == [256, 256, 256, 258]  # all of both towers
         calls.clear()
-        monkeypatch.setattr(SharedConv3x3, "_is_faster_with_fewer_products", lambda *_: False)
+        monkeypatch.setattr(SharedConv3x3, "_use_winograd", lambda *_: False)
         expected, wanted = model(batch[0]), gradients(model, *batch)
         assert not calls
         close = {"rtol": 1e-9, "atol": 1e-11}

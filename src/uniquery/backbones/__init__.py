@@ -12,13 +12,13 @@ from pydantic import Field, model_validator
 
 from uniquery.backbones.base import Backbone, PixelFormat, StagedBackbone
 from uniquery.backbones.efficientnet_lite import EfficientNetLite0
-from uniquery.backbones.naming import (
+from uniquery.backbones.key_maps import (
     KeyMap,
-    Preparation,
+    Preprocess,
     efficientnet_lite_key,
+    is_optional_in_swin,
     resnet_key,
     swin_key,
-    swin_may_lack,
     swin_tensors,
 )
 from uniquery.backbones.pretrained import imagenet_file, load_weights
@@ -37,13 +37,12 @@ class BackboneConfig(Settings):
 
     Attributes:
         name: one of `BACKBONES`.
-        weights: "imagenet", the path of a .safetensors or .pth file, or "random". Left out, building fails: weights
-            that start from nothing are always asked for by name.
-        norm: "frozen" batch normalization keeps its statistics and affine maps, "batch" learns them. By default frozen,
-            and "batch" with random weights.
-            Not for backbones without batch normalization: the Swins and tiny.
-        frozen_stages: how many of the stem and the first stages never learn; 2 is the stem and the stage of stride 4.
-            By default 2, and 0 for Swins and with random weights.
+        weights: "imagenet", the path of a .safetensors or .pth file, or "random". Without it, building fails: random
+            weights must be asked for.
+        norm: "frozen" batch normalization has constant statistics and affine parameters, "batch" learns them. By
+            default frozen, and "batch" with random weights. Not for Swin and tiny, which have no batch normalization.
+        frozen_stages: how many of the stem and the stages are not trained; 2 is the stem and the stage of stride 4.
+            By default 2, and 0 for Swin and with random weights.
         caffe: for ResNets, whether the weights are of the original Caffe kind (stride in the 1×1 convolution, BGR
             pixels) instead of torchvision's.
         checkpoint_gradients: recompute each block in the backward pass: less memory, about a third more time.
@@ -69,31 +68,31 @@ class BackboneConfig(Settings):
     checkpoint_gradients: bool = False
 
     @model_validator(mode="after")
-    def _fits_the_backbone(self) -> Self:
+    def _check_backbone(self) -> Self:
         if self.caffe and not self.name.startswith("resnet"):
-            raise ValueError(f"'caffe' is about ResNets; leave it out for '{self.name}'")
+            raise ValueError(f"'caffe' is a setting of ResNets; remove it for '{self.name}'")
         if self.caffe and self.weights == "imagenet":
             raise ValueError("weights 'imagenet' are torchvision's; give 'caffe' weights by their path")
         kind = "group" if self.name == "tiny" else "layer" if self.name.startswith("swin") else None
         if kind and self.norm is not None:
-            raise ValueError(f"the backbone '{self.name}' has {kind} normalization; leave 'norm' out")
+            raise ValueError(f"the backbone '{self.name}' has {kind} normalization; remove 'norm'")
         return self
 
 
 @dataclass(frozen=True)
 class Family:
-    """How the table's backbones of one kind are made, and how published files name their tensors.
+    """How to build a backbone of the table, and how to load its published weights.
 
     Attributes:
         build: from kind of normalization and `caffe`.
-        rename, prepare, may_lack: see `load_weights`.
+        rename, preprocess, is_optional: see `load_weights`.
         frozen_stages: by default, with published weights.
     """
 
     build: Callable[[NormKind, bool], StagedBackbone]
     rename: KeyMap
-    prepare: Preparation = dict
-    may_lack: Callable[[str], bool] = lambda _: False
+    preprocess: Preprocess = dict
+    is_optional: Callable[[str], bool] = lambda _: False
     frozen_stages: int = 2
 
 
@@ -103,7 +102,11 @@ def _resnet(depth: int, norm: NormKind, caffe: bool) -> StagedBackbone:
 
 def _swin(size: str, window: int) -> Family:
     return Family(
-        lambda _norm, _caffe: Swin(*SIZES[size], window=window), swin_key, swin_tensors, swin_may_lack, frozen_stages=0
+        lambda _norm, _caffe: Swin(*SIZES[size], window=window),
+        swin_key,
+        swin_tensors,
+        is_optional_in_swin,
+        frozen_stages=0,
     )
 
 
@@ -123,15 +126,15 @@ BACKBONES: dict[str, Family] = {
 
 
 def build_backbone(config: BackboneConfig, *, pretrained: bool = True) -> Backbone:
-    """The backbone that `config` describes, with its weights in place.
+    """The backbone that `config` describes, with its weights loaded.
 
     Args:
         config: which backbone.
         pretrained: False leaves the weights to a checkpoint of the whole model that follows.
 
     Raises:
-        ConfigError: `config.weights` is left out.
-        CheckpointError: the weights are not there, cannot be read, or do not fit.
+        ConfigError: `config.weights` is missing.
+        CheckpointError: the weights are missing, cannot be read, or do not fit.
 
     >>> build_backbone(BackboneConfig(name="tiny", weights="random")).channels
     {4: 16, 8: 32, 16: 64, 32: 96}
@@ -146,7 +149,7 @@ def build_backbone(config: BackboneConfig, *, pretrained: bool = True) -> Backbo
     backbone = family.build(config.norm or ("batch" if random else "frozen"), config.caffe)
     if pretrained and not random:
         path = imagenet_file(config.name) if config.weights == "imagenet" else Path(config.weights).expanduser()
-        load_weights(backbone, path, family.rename, prepare=family.prepare, may_lack=family.may_lack)
+        load_weights(backbone, path, family.rename, preprocess=family.preprocess, is_optional=family.is_optional)
     default = 0 if random else family.frozen_stages
     backbone.freeze(default if config.frozen_stages is None else config.frozen_stages)
     backbone.checkpoint_gradients = config.checkpoint_gradients

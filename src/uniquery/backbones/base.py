@@ -1,4 +1,4 @@
-"""What every backbone is: pixels in, one feature map per stride out."""
+"""The base classes of backbones: pixels in, one feature map per stride out."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ STRIDES = (4, 8, 16, 32)
 
 @dataclass(frozen=True)
 class PixelFormat:
-    """How pixels must look to a backbone's weights: (value − mean) / std, in this order of colors.
+    """The normalization that a backbone's weights expect: (value − mean) / std, in this order of colors.
 
     Attributes:
         mean: per channel of `order`, on the scale 0..255.
-        std: likewise.
+        std: per channel of `order`, on the same scale.
         order: which color comes first.
     """
 
@@ -34,8 +34,8 @@ class PixelFormat:
 class Backbone(nn.Module, ABC):
     """Pixels to features at four strides.
 
-    The caller normalizes the pixels as `pixels` says. A side that is no multiple of 32 is rounded up at each stride:
-    height h gives ceil(h / stride) rows.
+    The caller normalizes the pixels according to `pixels`. A side that is not a multiple of 32 is rounded up at each
+    stride: height h gives ceil(h / stride) rows.
 
     Attributes:
         channels: stride → channels of its features.
@@ -51,10 +51,10 @@ class Backbone(nn.Module, ABC):
 
 
 class StagedBackbone(Backbone):
-    """A backbone that is a stem and then one stage per stride, each fed by the one before.
+    """A backbone of a stem and then one stage per stride, each applied to the output of the one before.
 
     Attributes:
-        checkpoint_gradients: whether training keeps the input of each block only, and computes the rest again in the
+        checkpoint_gradients: whether training keeps only the input of each block, and recomputes the activations in the
             backward pass.
     """
 
@@ -65,17 +65,17 @@ class StagedBackbone(Backbone):
         """The stem, and the stages that end at strides 4, 8, 16 and 32."""
 
     def blocks(self, stage: nn.Module) -> Iterable[nn.Module]:
-        """What the stem or a stage applies one after the other, none of it changing its input in place."""
+        """The modules that the stem or a stage applies in order; none of them may change its input in place."""
         return stage if isinstance(stage, nn.Sequential) else (stage,)
 
-    def output(self, stage: nn.Module, x: Tensor) -> Tensor:  # noqa: ARG002 — a backbone that differs looks at it
-        """What is seen from outside of what `stage` hands to the next one: the same, unless a backbone differs."""
+    def output(self, stage: nn.Module, x: Tensor) -> Tensor:  # noqa: ARG002 — for subclasses
+        """The feature map that is returned, from what `stage` passes on to the next one; by default the same."""
         return x
 
     def freeze(self, count: int) -> None:
-        """Stop the first `count` of the stem and the four stages from learning, for good.
+        """Freeze the first `count` of the stem and the four stages, in place.
 
-        Frozen stages come first and so need no gradient of their input: autograd keeps nothing of them.
+        Frozen stages come first, so no gradient passes through them: autograd keeps no activations of them.
         """
         for stage in self.stages()[:count]:
             freeze(stage)
@@ -91,8 +91,8 @@ class StagedBackbone(Backbone):
         return features
 
     def _run(self, stage: nn.Module, x: Tensor) -> Tensor:
-        wanted = self.checkpoint_gradients and self.training and torch.is_grad_enabled()
-        if not wanted or not any(parameter.requires_grad for parameter in stage.parameters()):
+        use_checkpoints = self.checkpoint_gradients and self.training and torch.is_grad_enabled()
+        if not use_checkpoints or not any(parameter.requires_grad for parameter in stage.parameters()):
             out: Tensor = stage(x)
             return out
         for block in self.blocks(stage):

@@ -17,14 +17,14 @@ from uniquery.layers.norm import ConvNorm, NormKind
 
 PIXELS = PixelFormat(mean=(127.0, 127.0, 127.0), std=(128.0, 128.0, 128.0), order="RGB")
 
-# Of each stride 4..32, its groups of blocks: (how many blocks, kernel, channels). A stage's first block halves.
+# Of each stride 4..32, its groups of blocks: (number of blocks, kernel, channels). A stage's first block has stride 2.
 STAGES = (((2, 3, 24),), ((2, 5, 40),), ((3, 3, 80), (3, 5, 112)), ((4, 5, 192), (1, 3, 320)))
 STEM_CHANNELS = (32, 16)
 EXPANSION = 6
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
-    """TensorFlow's "SAME" zeros before and after a side, such that ceil(size / stride) remain.
+    """TensorFlow's "SAME" padding before and after, so that ceil(size / stride) cells remain.
 
     >>> same_padding(8, kernel=3, stride=2), same_padding(7, kernel=3, stride=2)
     ((0, 1), (1, 1))
@@ -39,7 +39,7 @@ class SameConvNorm(ConvNorm):
     def __init__(
         self, in_channels: int, out_channels: int, kernel_size: int, norm: NormKind, stride: int = 1, groups: int = 1
     ) -> None:
-        # At stride 1 the padding is the same on both sides, and the convolution can do it without a copy.
+        # At stride 1 the padding is the same on both sides, and the convolution can pad without a copy.
         padding = kernel_size // 2 if stride == 1 else 0
         super().__init__(
             in_channels,
@@ -63,7 +63,7 @@ class SameConvNorm(ConvNorm):
 
 
 class InvertedResidual(nn.Module):
-    """1×1 to many channels, k×k on each alone, 1×1 to few: (B, C, h, w) to (B, O, h / stride, w / stride)."""
+    """1×1 to more channels, k×k depthwise, 1×1 to fewer: (B, C, h, w) to (B, O, h / stride, w / stride)."""
 
     def __init__(
         self, in_channels: int, out_channels: int, kernel_size: int, stride: int, norm: NormKind, expansion: int
@@ -83,13 +83,13 @@ class InvertedResidual(nn.Module):
 
 
 class Stem(nn.Module):
-    """3×3 convolution of stride 2 and a block that narrows: (B, 3, H, W) to (B, 16, H / 2, W / 2)."""
+    """3×3 convolution of stride 2 and a block to fewer channels: (B, 3, H, W) to (B, 16, H / 2, W / 2)."""
 
     def __init__(self, norm: NormKind) -> None:
         super().__init__()
-        wide, narrow = STEM_CHANNELS
-        self.conv = SameConvNorm(3, wide, 3, norm, stride=2)
-        self.block = InvertedResidual(wide, narrow, 3, 1, norm, expansion=1)
+        hidden, out_channels = STEM_CHANNELS
+        self.conv = SameConvNorm(3, hidden, 3, norm, stride=2)
+        self.block = InvertedResidual(hidden, out_channels, 3, 1, norm, expansion=1)
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
@@ -101,7 +101,7 @@ class EfficientNetLite0(StagedBackbone):
     """EfficientNet-Lite0 as a stem and the stages 1..4, at strides 4..32.
 
     Args:
-        norm: "frozen" keeps the statistics and the affine maps that came with the weights; "batch" learns them.
+        norm: "frozen" keeps the statistics and affine parameters of the pretrained weights; "batch" learns them.
 
     >>> EfficientNetLite0(norm="frozen").channels
     {4: 24, 8: 40, 16: 112, 32: 320}

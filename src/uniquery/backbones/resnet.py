@@ -73,7 +73,7 @@ class ResNet(StagedBackbone):
 
     Args:
         depth: 18 (basic blocks), 50 or 101 (bottlenecks).
-        norm: "frozen" keeps the statistics and the affine maps that came with the weights; "batch" learns them.
+        norm: "frozen" keeps the statistics and affine parameters of the pretrained weights; "batch" learns them.
         stride_in_1x1: where a bottleneck halves the resolution, as in the Caffe release (True) or torchvision (False).
             `pixels` follows.
         stem_channels: channels of the stem.

@@ -1,8 +1,8 @@
 """Swin Transformers [Liu et al., ICCV 2021]: attention inside windows that every other block shifts by half.
 
-As in the published detection backbones, any image size is taken: a map is filled up with zeros at the right and the
-bottom, after its normalization, to whole windows. These zeros take part in attention (the weights were trained with
-that) and are cut off behind it.
+As in the published detection backbones, images may have any size: after its normalization, a map is padded with zeros
+at the right and the bottom to whole windows. These zeros take part in attention (the weights were trained with that)
+and are removed after it.
 
 Letters: B images, C channels, h × w a map, N windows of a map, M window side, L = M² cells of a window, d channels of a
 head.
@@ -46,25 +46,27 @@ def relative_positions(window: int) -> Tensor:
 
 
 def to_windows(x: Tensor, window: int) -> Tensor:
-    """(B, h, w, C), of whole windows, to (B, N, L, C).
+    """(B, h, w, C), where h and w are multiples of the window, to (B, N, L, C).
 
     >>> to_windows(torch.arange(8).view(1, 2, 4, 1), 2).squeeze().tolist()
     [[0, 1, 4, 5], [2, 3, 6, 7]]
     """
-    cut: Tensor = x.unflatten(2, (-1, window)).unflatten(1, (-1, window))  # (B, h / M, M, w / M, M, C)
-    return cut.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+    tiles: Tensor = x.unflatten(2, (-1, window)).unflatten(1, (-1, window))  # (B, h / M, M, w / M, M, C)
+    return tiles.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 
 def from_windows(windows: Tensor, window: int, height: int) -> Tensor:
     """The inverse of `to_windows` for a map of `height` rows: (B, N, L, C) to (B, h, w, C)."""
-    cut: Tensor = windows.unflatten(2, (window, window)).unflatten(1, (height // window, -1))
-    return cut.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+    tiles: Tensor = windows.unflatten(2, (window, window)).unflatten(1, (height // window, -1))
+    return tiles.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 
-def apart_when_rolled(height: int, width: int, window: int, shift: int, device: torch.device | None = None) -> Tensor:
-    """(N, L, L) bool: which cells share a window only because a map was rolled by `shift`, up and to the left.
+def shifted_window_mask(height: int, width: int, window: int, shift: int, device: torch.device | None = None) -> Tensor:
+    """(N, L, L) bool: which cells share a window only because the map was rolled by `shift`, up and to the left.
 
-    >>> apart_when_rolled(2, 2, window=2, shift=1).int().tolist()
+    Attention between them is masked out.
+
+    >>> shifted_window_mask(2, 2, window=2, shift=1).int().tolist()
     [[[0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1], [1, 1, 1, 0]]]
     """
     rows, columns = (
@@ -72,18 +74,18 @@ def apart_when_rolled(height: int, width: int, window: int, shift: int, device: 
         for index in (torch.arange(height, device=device), torch.arange(width, device=device))
     )
     regions = (3 * rows[:, None] + columns)[None, :, :, None]
-    of_cell = to_windows(regions, window)[0, :, :, 0]  # (N, L)
-    return of_cell[:, :, None] != of_cell[:, None, :]
+    cell_regions = to_windows(regions, window)[0, :, :, 0]  # (N, L)
+    return cell_regions[:, :, None] != cell_regions[:, None, :]
 
 
 class WindowAttention(nn.Module):
-    """Attention among the cells of each window, biased by their relative position: (B, h, w, C) to (B, h, w, C).
+    """Self-attention inside each window, with a bias by relative position: (B, h, w, C) to (B, h, w, C).
 
     Args:
         channels: C.
-        heads: how many.
+        heads: number of heads.
         window: side of a window, in cells.
-        shift: by how many cells the windows lie further down and to the right than the plain grid.
+        shift: by how many cells the windows are moved down and to the right.
     """
 
     relative_position_index: Tensor
@@ -111,8 +113,8 @@ class WindowAttention(nn.Module):
         """(B, N, L, C) to (B, N, L, C), with the `_bias` of the map."""
         batch, count = windows.shape[:2]
         qkv = self.qkv(windows).unflatten(3, (3, self.heads, -1)).permute(3, 0, 1, 4, 2, 5)  # (3, B, N, heads, L, d)
-        # The fused kernels want two axes before L. The bias is the same for all windows, or with a shift for all
-        # images: what it does not depend on comes first, so that it broadcasts.
+        # The fused kernels need two axes before L. The bias is the same for all windows, or with a shift for all
+        # images: the axis that it does not depend on comes first, so that it broadcasts.
         q, k, v = qkv.flatten(2, 3) if self.shift else qkv.flatten(1, 2)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))
         out = out.reshape(batch, count, self.heads, *out.shape[-2:]).transpose(2, 3).flatten(3)
@@ -124,14 +126,14 @@ class WindowAttention(nn.Module):
         bias = self.relative_position_bias_table[self.relative_position_index].permute(2, 0, 1)  # (heads, L, L)
         if not self.shift:
             return bias[None]
-        apart = apart_when_rolled(height, width, self.window, self.shift, bias.device)[:, None]
-        # The original adds −100. That leaves shares of e⁻¹⁰⁰, which float32 has as denormal numbers only: where all
-        # other cells are zeros they go on into the projection, and a CPU takes thirty times as long for it.
-        return bias.masked_fill(apart, -torch.inf).flatten(0, 1)[None]
+        masked = shifted_window_mask(height, width, self.window, self.shift, bias.device)[:, None]
+        # The original adds −100. That leaves weights of e⁻¹⁰⁰, denormal numbers in float32: where all other cells are
+        # zeros they reach the projection, and a CPU takes thirty times as long for it.
+        return bias.masked_fill(masked, -torch.inf).flatten(0, 1)[None]
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: in training, a branch of a random share `rate` of the images is zero, the others make up."""
+    """Stochastic depth: in training, the branch is zero for a random share `rate` of the images, and scaled up else."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -215,7 +217,7 @@ class Stage(nn.Module):
     """Patch merging, except in the first, and blocks of which every other is shifted.
 
     Attributes:
-        norm: normalizes what is seen of the stage from outside; the next stage gets it as it is.
+        norm: of the feature map that the backbone returns; the next stage gets the map without it.
     """
 
     def __init__(self, merge: nn.Module, blocks: Iterable[Block], norm: nn.LayerNorm) -> None:
@@ -235,14 +237,14 @@ class Stage(nn.Module):
 class Swin(StagedBackbone):
     """A Swin Transformer as a stem, the embedding of patches, and the stages 1..4, at strides 4..32.
 
-    Inside, maps lie as (B, h, w, C). The original trains its tables of position biases without weight decay; here
-    `optim.layers: {relative_position_bias_table: {weight_decay: 0}}` does.
+    Inside, maps are (B, h, w, C). The original trains its tables of position biases without weight decay; the same is
+    `optim.layers: {relative_position_bias_table: {weight_decay: 0}}` in a config.
 
     Args:
         channels: at stride 4, doubled at each later stride.
         depths: how many blocks the stages have.
         window: side of an attention window, in cells.
-        drop_path: how often the last block is skipped in training; earlier ones less, the first never.
+        drop_path: probability that the last block is skipped in training; it falls linearly to 0 for the first block.
         head_channels: channels of one attention head.
 
     >>> Swin(*SIZES["tiny"]).channels
@@ -275,11 +277,11 @@ class Swin(StagedBackbone):
             )
             for level, width in enumerate(self.channels.values())
         )
-        for part in self.modules():
-            if isinstance(part, nn.Linear):
-                nn.init.trunc_normal_(part.weight, std=0.02)
-                if part.bias is not None:
-                    nn.init.zeros_(part.bias)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
 
     def stages(self) -> Sequence[nn.Module]:
         """The stem and stages 1..4."""
@@ -290,15 +292,15 @@ class Swin(StagedBackbone):
         return (stage.merge, *stage.blocks) if isinstance(stage, Stage) else (stage,)
 
     def output(self, stage: nn.Module, x: Tensor) -> Tensor:
-        """Normalized, and (B, h, w, C) as (B, C, h, w), which lies channels-last in memory."""
+        """Normalized, and (B, h, w, C) as (B, C, h, w) in channels-last memory format."""
         assert isinstance(stage, Stage)
         out: Tensor = stage.norm(x)
         return out.permute(0, 3, 1, 2)
 
     def freeze(self, count: int) -> None:
-        """As everywhere; frozen blocks are never skipped."""
+        """As in the base class; frozen blocks are never skipped."""
         super().freeze(count)
         for stage in self.stages()[:count]:
-            for part in stage.modules():
-                if isinstance(part, DropPath):
-                    part.rate = 0.0
+            for module in stage.modules():
+                if isinstance(module, DropPath):
+                    module.rate = 0.0

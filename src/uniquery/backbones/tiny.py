@@ -1,4 +1,4 @@
-"""A backbone of a fifth of a million parameters, for tests and for trying things out. It starts from nothing."""
+"""A backbone of 0.2 M parameters, for tests and first experiments. It has no pretrained weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Tiny(StagedBackbone):
         return self.stem, self.stage1, self.stage2, self.stage3, self.stage4
 
     def blocks(self, stage: nn.Module) -> Iterable[nn.Module]:
-        """Each stage as a whole: its ReLUs work in place."""
+        """Each stage as a whole, as its ReLUs are in-place."""
         return (stage,)
 
 

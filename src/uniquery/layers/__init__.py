@@ -1,1 +1,1 @@
-"""Bricks that several networks share."""
+"""Layers that several networks share."""

@@ -1,4 +1,4 @@
-"""Bricks of a transformer decoder: attention, feed-forward and perceptron.
+"""Layers of a transformer decoder: attention, feed-forward network, MLP.
 
 Letters: B images, N queries, S tokens, C channels.
 """
@@ -17,7 +17,7 @@ class Attention(nn.Module):
 
     Args:
         channels: of queries and tokens.
-        heads: how many parts of the channels attend on their own.
+        heads: into which the channels are split.
     """
 
     def __init__(self, channels: int, heads: int) -> None:
@@ -32,25 +32,25 @@ class Attention(nn.Module):
         nn.init.zeros_(self.output.bias)
 
     def forward(
-        self, queries: Tensor, positions: Tensor, keys: Tensor, values: Tensor, attend: Tensor | None = None
+        self, queries: Tensor, positions: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """(B, N, C) queries after what they read.
+        """(B, N, C) queries, updated by what they attend to.
 
         Args:
             queries: (B, N, C).
-            positions: added to the queries where attention is decided.
+            positions: added to the queries where attention weights are computed.
             keys: (B, S, C).
             values: (B, S, C).
-            attend: (B, N, S) bool, where a query may look; each must have a place.
+            mask: (B, N, S) bool, true where a query may attend; at least one token for each query.
         """
         weights, biases = self.in_weight.chunk(3), self.in_bias.chunk(3)
         q, k, v = (
             F.linear(x, weight, bias).unflatten(2, (self.heads, -1)).transpose(1, 2)
             for x, weight, bias in zip((queries + positions, keys, values), weights, biases, strict=True)
         )  # (B, heads, N or S, C / heads)
-        mask = None if attend is None else attend[:, None]
-        read = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
-        return cast(Tensor, self.norm(queries + self.output(read)))
+        per_head = None if mask is None else mask[:, None]
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=per_head).transpose(1, 2).flatten(2)
+        return cast(Tensor, self.norm(queries + self.output(attended)))
 
 
 class FeedForward(nn.Module):

@@ -1,4 +1,4 @@
-"""Gradient checkpointing [Chen et al., 2016]: forget what a module computed, compute it again to go backward."""
+"""Gradient checkpointing [Chen et al., 2016]: activations are not kept, but recomputed in the backward pass."""
 
 from __future__ import annotations
 
@@ -11,38 +11,39 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 
 
 def checkpointed(module: nn.Module, x: Tensor) -> Tensor:
-    """`module(x)`, of which autograd keeps x alone.
+    """`module(x)`, of which autograd keeps x only.
 
-    The second run draws the same random numbers as the first and leaves batch statistics as the first left them, so
-    values, gradients and state are those of `module(x)`. The module must not change x in place.
+    The second run draws the same random numbers as the first and does not update running statistics again, so values,
+    gradients and state are those of `module(x)`. The module must not change x in place.
     """
     out: Tensor = checkpoint(
-        module, x, use_reentrant=False, context_fn=lambda: (nullcontext(), FrozenBatchStatistics(module))
+        module, x, use_reentrant=False, context_fn=lambda: (nullcontext(), FrozenRunningStats(module))
     )
     return out
 
 
-class FrozenBatchStatistics:
-    """Inside, batch normalizations of `module` move the statistics of copies, which are thrown away on leaving.
+class FrozenRunningStats:
+    """A context in which batch normalizations of `module` do not change their running statistics.
 
-    Can be entered again, as the backward pass of a retained graph does.
+    They update copies, which are dropped on exit. It can be entered again, as the backward pass of a retained graph
+    does.
 
     >>> import torch
     >>> norm = nn.BatchNorm1d(1)
-    >>> with FrozenBatchStatistics(norm):
+    >>> with FrozenRunningStats(norm):
     ...     _ = norm(torch.tensor([[1.0], [3.0]]))
     >>> norm.running_mean.item(), norm.num_batches_tracked.item()
     (0.0, 0)
     """
 
     def __init__(self, module: nn.Module) -> None:
-        norms = [part for part in module.modules() if isinstance(part, _BATCH_NORMS)]
-        self.kept = [(norm, name, buffer) for norm in norms for name, buffer in norm.named_buffers(recurse=False)]
+        norms = [child for child in module.modules() if isinstance(child, _BATCH_NORMS)]
+        self.buffers = [(norm, name, buffer) for norm in norms for name, buffer in norm.named_buffers(recurse=False)]
 
     def __enter__(self) -> None:
-        for norm, name, buffer in self.kept:
+        for norm, name, buffer in self.buffers:
             setattr(norm, name, buffer.clone())
 
     def __exit__(self, *_: object) -> None:
-        for norm, name, buffer in self.kept:
+        for norm, name, buffer in self.buffers:
             setattr(norm, name, buffer)

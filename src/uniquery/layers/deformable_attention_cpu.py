@@ -1,4 +1,4 @@
-"""The sum of deformable attention on a CPU, with a backward of its own.
+"""The sum of deformable attention on a CPU, with a hand-written backward.
 
 The backward of `F.embedding_bag` is slow on a CPU. The two products behind it, both sparse, are called directly.
 

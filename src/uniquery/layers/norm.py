@@ -1,4 +1,4 @@
-"""Batch normalization that is done with learning, folded into the convolution before it.
+"""Frozen batch normalization, folded into the convolution before it.
 
 Letters: B images, C channels in, O channels out, k kernel side, h × w a map.
 """
@@ -38,7 +38,7 @@ class FrozenBatchNorm2d(nn.Module):
 
     @classmethod
     def from_batch_norm(cls, norm: nn.BatchNorm2d) -> FrozenBatchNorm2d:
-        """The same map as `norm` in evaluation mode, fixed for good."""
+        """A frozen copy of `norm` in evaluation mode."""
         assert norm.running_mean is not None
         assert norm.running_var is not None
         frozen = cls(norm.num_features, norm.eps)
@@ -54,7 +54,7 @@ class FrozenBatchNorm2d(nn.Module):
         return scale, self.bias - self.running_mean * scale
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # A batch normalization counts its batches; once frozen that means nothing, and must not block its weights.
+        # A batch normalization counts its batches; a frozen one does not, but must load its state dict.
         state_dict.pop(f"{prefix}num_batches_tracked", None)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -67,8 +67,8 @@ class FrozenBatchNorm2d(nn.Module):
 class ConvNorm(nn.Conv2d):
     """A convolution without bias and the normalization after it, held as its `norm`.
 
-    A frozen normalization is linear and goes into the kernel: conv(x, w) · scale + shift = conv(x, w · scale) + shift.
-    That spares two passes over the activations, and the gradient of w is the same.
+    A frozen normalization is folded into the kernel: conv(x, w) · scale + shift = conv(x, w · scale) + shift. That
+    saves two passes over the activations, and the gradient of w is the same.
     """
 
     norm: FrozenBatchNorm2d | nn.BatchNorm2d
@@ -96,8 +96,8 @@ class ConvNorm(nn.Conv2d):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, C, h, w) to (B, O, h / stride, w / stride), which lies channels-last in memory."""
-        # What follows keeps the layout, and a training step on CPU takes a fifth less time in this one.
+        """(B, C, h, w) → (B, O, h / stride, w / stride), in channels-last memory format."""
+        # Later layers keep this memory format; a training step on CPU takes a fifth less time in it.
         x = x.contiguous(memory_format=torch.channels_last)
         if not isinstance(self.norm, FrozenBatchNorm2d):
             normalized: Tensor = self.norm(super().forward(x))
@@ -108,8 +108,8 @@ class ConvNorm(nn.Conv2d):
 
 
 def freeze(module: nn.Module) -> None:
-    """Stop every parameter of `module` from learning, in place; batch statistics stop moving too."""
-    for part in module.modules():
-        if isinstance(part, ConvNorm) and isinstance(part.norm, nn.BatchNorm2d):
-            part.norm = FrozenBatchNorm2d.from_batch_norm(part.norm)
+    """Make every parameter of `module` and every running statistic constant, in place."""
+    for child in module.modules():
+        if isinstance(child, ConvNorm) and isinstance(child.norm, nn.BatchNorm2d):
+            child.norm = FrozenBatchNorm2d.from_batch_norm(child.norm)
     module.requires_grad_(False)

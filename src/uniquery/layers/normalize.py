@@ -1,4 +1,4 @@
-"""From image bytes to what a backbone's weights expect."""
+"""From pixel values to what a backbone's weights expect."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -10,7 +10,7 @@ from uniquery.structures import Images
 
 
 class Normalize(nn.Module):
-    """Subtracts the mean, divides by the deviation, and leaves zero in the padding."""
+    """Subtracts the mean, divides by the standard deviation, and sets padding to zero."""
 
     mean: Tensor
     std: Tensor
@@ -22,7 +22,7 @@ class Normalize(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1), persistent=False)
 
     def forward(self, images: Images) -> Tensor:
-        """(B, 3, H, W) float, in the order of the weights."""
+        """(B, 3, H, W) float, in the channel order of the weights."""
         pixels = images.pixels.flip(1) if self.order == "BGR" else images.pixels
         x = (pixels.to(self.mean.dtype) - self.mean) / self.std
         for i, (height, width) in zip(range(len(x)), images.sizes, strict=True):

@@ -1,4 +1,4 @@
-"""Layers that do not see the padding of a batch.
+"""Layers that ignore the padding of a batch.
 
 Letters: B images, C channels, h × w a map. `valid` is (B, 1, h, w) bool, or None if no image is padded.
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 def valid_cells(sizes: Sequence[tuple[int, int]], stride: int, features: Tensor) -> Tensor | None:
-    """(B, 1, h, w) bool: which cells of a map hold a part of their image; None if all do.
+    """(B, 1, h, w) bool: which cells of a map lie at least partly on their image; None if all do.
 
     >>> valid_cells([(8, 9)], 8, torch.zeros(1, 1, 1, 3)).tolist()
     [[[[True, True, False]]]]
@@ -25,29 +25,29 @@ def valid_cells(sizes: Sequence[tuple[int, int]], stride: int, features: Tensor)
     if all(rows >= height and columns >= width for rows, columns in extents):
         return None
     rows, columns = torch.tensor(extents).to(features.device, non_blocking=True).T[..., None]  # (B, 1) each
-    down, across = (torch.arange(n, device=features.device) for n in (height, width))
-    inside: Tensor = (down < rows)[:, :, None] & (across < columns)[:, None]
+    y, x = (torch.arange(n, device=features.device) for n in (height, width))
+    inside: Tensor = (y < rows)[:, :, None] & (x < columns)[:, None]
     return inside[:, None]
 
 
 def valid_tokens(valid: Sequence[Tensor | None], maps: Sequence[Tensor]) -> Tensor | None:
     """(B, S) bool of the cells of several (B, C, h, w) maps, one after the other; None if all are valid."""
-    if all(of_map is None for of_map in valid):
+    if all(map_valid is None for map_valid in valid):
         return None
     filled = [
-        x.new_ones(len(x), x.shape[2] * x.shape[3], dtype=torch.bool) if of_map is None else of_map.flatten(1)
-        for of_map, x in zip(valid, maps, strict=True)
+        x.new_ones(len(x), x.shape[2] * x.shape[3], dtype=torch.bool) if map_valid is None else map_valid.flatten(1)
+        for map_valid, x in zip(valid, maps, strict=True)
     ]
     return torch.cat(filled, dim=1)
 
 
 def without_padding(x: Tensor, valid: Tensor | None) -> Tensor:
-    """Zero where nothing is valid."""
+    """(B, C, h, w) with zeros in the padding."""
     return x if valid is None else x.masked_fill(~valid, 0)
 
 
 def repeat_border(x: Tensor, sizes: Sequence[tuple[int, int]], stride: int) -> Tensor:
-    """(B, C, h, w) with each image's last row and column repeated in its padding."""
+    """(B, C, h, w) with each image's last row and column repeated into its padding."""
     height, width = x.shape[-2:]
     if valid_cells(sizes, stride, x) is None:
         return x
@@ -71,14 +71,14 @@ def upsample(x: Tensor, size: tuple[int, int], valid: Tensor | None) -> Tensor:
 class GroupNorm(nn.GroupNorm):
     """Group normalization with the statistics of valid cells only.
 
-    32 groups, fewer where a group would hold one channel, which has no spread on a map of one cell.
+    32 groups, or fewer so that a group has at least two channels: one channel of one cell has no variance.
     """
 
     def __init__(self, channels: int) -> None:
         super().__init__(min(32, channels // 2), channels)
 
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Normalize (B, C, h, w); padding comes out as zero."""
+        """(B, C, h, w) → (B, C, h, w); padding becomes zero."""
         if valid is None:
             return super().forward(x)
         groups = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(1, (self.num_groups, -1))

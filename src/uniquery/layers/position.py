@@ -1,4 +1,4 @@
-"""Sine encodings of where a cell lies (Vaswani et al., NeurIPS 2017), along both axes of an image."""
+"""Sine position encodings (Vaswani et al., NeurIPS 2017) along both axes of an image."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _TEMPERATURE = 10_000.0
 
 
 def sine_positions(shape: tuple[int, int], extents: Tensor, channels: int) -> Tensor:
-    """(B, height · width, channels): half of the channels say the row, half the column.
+    """(B, height · width, channels): half of the channels encode the row, half the column.
 
-    The first row of an image stands at a small angle, the last at 2π, however many rows there are.
+    Rows are scaled to angles up to 2π in the last one, whatever their number.
 
     Args:
         shape: (height, width) of the map.
@@ -24,16 +24,16 @@ def sine_positions(shape: tuple[int, int], extents: Tensor, channels: int) -> Te
     tensor([[[ 0.,  1.,  0., -1.],
              [ 0.,  1.,  0.,  1.]]])
     """
-    rows, columns = (_waves(size, extents[:, axis], channels // 2) for axis, size in enumerate(shape))
+    rows, columns = (_encode_axis(size, extents[:, axis], channels // 2) for axis, size in enumerate(shape))
     height, width = shape
     both = rows[:, :, None].expand(-1, -1, width, -1), columns[:, None].expand(-1, height, -1, -1)
     return torch.cat(both, dim=3).flatten(1, 2)
 
 
-def _waves(size: int, extent: Tensor, channels: int) -> Tensor:
-    """(B, size, channels): sine, cosine, sine, … of slower and slower waves."""
-    places = torch.arange(1, size + 1, device=extent.device, dtype=extent.dtype)
-    angles = places / (extent[:, None] + 1e-6) * (2 * math.pi)  # (B, size)
+def _encode_axis(size: int, extent: Tensor, channels: int) -> Tensor:
+    """(B, size, channels): sine, cosine, sine, … of falling frequencies."""
+    index = torch.arange(1, size + 1, device=extent.device, dtype=extent.dtype)
+    angles = index / (extent[:, None] + 1e-6) * (2 * math.pi)  # (B, size)
     power = torch.arange(0, channels, 2, device=extent.device, dtype=extent.dtype) / channels
     scaled = angles[..., None] / _TEMPERATURE**power  # (B, size, channels / 2)
     return torch.stack([scaled.sin(), scaled.cos()], dim=3).flatten(2)

@@ -27,19 +27,19 @@ def bilinear_corners(points: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Te
 
 
 def _neighbors(position: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """(P, 2) the cells before and after each place along one axis, held inside, and their weights."""
-    place = position * size - 0.5
-    before = place.floor()
-    share = place - before
+    """(P, 2) the cells before and after each point along one axis, clamped to the map, and their weights."""
+    coordinate = position * size - 0.5
+    before = coordinate.floor()
+    fraction = coordinate - before
     cells = torch.stack([before, before + 1], dim=1)
-    weights = torch.stack([1 - share, share], dim=1).masked_fill((cells < 0) | (cells > size - 1), 0)
+    weights = torch.stack([1 - fraction, fraction], dim=1).masked_fill((cells < 0) | (cells > size - 1), 0)
     return cells.clamp(0, size - 1).long(), weights
 
 
 def sample_map(features: Tensor, points: Tensor) -> Tensor:
-    """(P, D) values of a (D, h, w) map at points; a gradient reaches the map.
+    """(P, D) values of a (D, h, w) map at points; differentiable in the map.
 
-    One sum over rows of a table: on a CPU several times as fast as `F.grid_sample`, which goes channel by channel.
+    One sum over rows of a table: on a CPU several times as fast as `F.grid_sample`, which loops over channels.
     """
     table = features.to(torch.promote_types(features.dtype, torch.float32)).flatten(1).T.contiguous()  # (h · w, D)
     index, weights = bilinear_corners(points, (features.shape[1], features.shape[2]))
@@ -61,19 +61,19 @@ def sample_products(queries: Tensor, features: Tensor, points: Tensor) -> Iterat
         yield from sample_map(products, points).T.unflatten(0, (layers, rows))
         return
     table = sample_map(features, points).T  # (D, P)
-    for of_layer in queries:
+    for layer_queries in queries:
         with no_autocast():
-            product = of_layer @ table
+            product = layer_queries @ table
         yield product
 
 
 def sample_masks(masks: Tensor, points: Tensor) -> Tensor:
     """(K, P) values in 0..1 of (K, H, W) bool masks at points, without a copy of the masks in another type."""
     index, weights = bilinear_corners(points, (masks.shape[1], masks.shape[2]))
-    flat = masks.flatten(1)
+    pixels = masks.flatten(1)
     values = points.new_zeros(len(masks), len(points))
     for cells, weight in zip(index.T, weights.T, strict=True):
-        values.addcmul_(flat.index_select(1, cells), weight)
+        values.addcmul_(pixels.index_select(1, cells), weight)
     return values
 
 

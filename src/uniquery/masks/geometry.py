@@ -53,8 +53,8 @@ def mask_areas(masks: Tensor) -> Tensor:
 def _counts(masks: Tensor, dim: Literal[1, 2] | tuple[Literal[1], Literal[2]]) -> Tensor:
     """The sum of (K, H, W) masks over one or both of their sides, int64.
 
-    On a CPU, a sum of flags first becomes eight bytes for each: a few masks at a time, it is never a stack of them. The
-    result is there before the first of those bytes, so that what they leave free in memory is used again.
+    On a CPU, torch widens bool to int64 before it sums, eight times the memory: so this sums a few masks at a time. The
+    result is allocated first, so that all chunks can reuse the same memory.
     """
     if masks.device.type != "cpu":
         return masks.sum(dim)

@@ -2,7 +2,7 @@
 
 The second half compares masks on sampled points instead of all pixels (PointRend, Kirillov et al., CVPR 2020), as
 Mask2Former does. All masks of an image share their candidate points, so their ground truth is sampled once for all
-decoder layers; which candidates count is each prediction's own choice, the most uncertain ones.
+decoder layers; each prediction is then compared on those candidates where it is most uncertain.
 
 Letters: Q queries, R predictions, K instances, P candidate points, n chosen points.
 """
@@ -84,7 +84,7 @@ class PointSampling:
 
     @property
     def candidates(self) -> int:
-        """All candidates: those that compete, then those that count in any case."""
+        """All candidates: those that compete, then those that are taken in any case."""
         return self.competing + self.points - self.uncertain
 
 

@@ -19,7 +19,7 @@ class Segment:
     Attributes:
         id: its number in the map, from 1.
         label: its class, contiguous from 0.
-        score: in 0..1; of merged stuff, that of the first part.
+        score: in 0..1; of merged stuff, that of its first mask.
         is_thing: an instance, not stuff.
     """
 
@@ -63,21 +63,21 @@ def panoptic_segments(
         matrices: (h, H) and (w, W) resizing matrices.
         overlap_threshold: least share of its own area that a mask must win.
     """
-    owner, sure, areas = _winners(logits.float().cpu(), scores, *matrices)
+    owner, is_inside, areas = _winners(logits.float().cpu(), scores, *matrices)
     ids = torch.zeros_like(owner)
     segments: list[Segment] = []
     stuff: dict[int, int] = {}
     for k, (label, score) in enumerate(zip(labels, scores, strict=True)):
         won = owner == k
-        mask = won & sure
+        mask = won & is_inside
         if not mask.any() or int(won.sum()) / areas[k] < overlap_threshold:
             continue
-        number = stuff.get(label, len(segments) + 1)
-        ids[mask] = number
-        if number > len(segments):
-            segments.append(Segment(number, label, score, is_thing[label]))
+        segment_id = stuff.get(label, len(segments) + 1)
+        ids[mask] = segment_id
+        if segment_id > len(segments):
+            segments.append(Segment(segment_id, label, score, is_thing[label]))
         if not is_thing[label]:
-            stuff[label] = number
+            stuff[label] = segment_id
     return PanopticSegments(ids, tuple(segments))
 
 
@@ -87,15 +87,15 @@ def _winners(
     """(H, W) which mask wins each pixel, (H, W) whether its probability there is at least ½, and N areas of that."""
     best = torch.full((rows.shape[1], columns.shape[1]), -1.0)
     owner = torch.full(best.shape, -1, dtype=torch.int32)
-    sure = torch.zeros_like(owner, dtype=torch.bool)
+    is_inside = torch.zeros_like(owner, dtype=torch.bool)
     areas = []
-    for k, (one, score) in enumerate(zip(logits, scores, strict=True)):
-        resized = rows.T @ one @ columns
+    for k, (mask, score) in enumerate(zip(logits, scores, strict=True)):
+        resized = rows.T @ mask @ columns
         inside = resized >= 0
         weight = resized.sigmoid_().mul_(score)
         wins = weight > best
         best = torch.where(wins, weight, best)
         owner.masked_fill_(wins, k)
-        sure = torch.where(wins, inside, sure)
+        is_inside = torch.where(wins, inside, is_inside)
         areas.append(int(inside.sum()))
-    return owner, sure, areas
+    return owner, is_inside, areas

@@ -1,4 +1,4 @@
-"""From raw predictions to instances: suppression, and masks at the size of the caller's image.
+"""From masks on a map to run-length masks at the size of the caller's image.
 
 Letters: N predictions, h × w the map of a mask, H × W its output size.
 """
@@ -16,15 +16,15 @@ from uniquery.masks import rle
 
 
 def resize_matrix(matrix: Tensor, size: int) -> Tensor:
-    """(n, m) → (n, size): follows a linear map along one axis by bilinear resizing without aligned corners."""
+    """(n, m) → (n, size): the rows of a matrix, resized linearly without aligned corners."""
     return F.interpolate(matrix[:, None], size=size, mode="linear", align_corners=False)[:, 0]
 
 
 def encode_masks(probabilities: Tensor, rows: Tensor, columns: Tensor, threshold: float) -> list[rle.Rle]:
     """Resizes, thresholds and encodes masks one by one, so that only one is ever held at full size.
 
-    Resizing is linear and separable: `rows.T @ p @ columns`. A pixel can only pass the threshold where a cell it is
-    made of does, so each mask is computed only inside the window that its cells can reach. It is computed transposed,
+    Resizing is linear and separable: `rows.T @ p @ columns`. A pixel can only be above the threshold if a cell that it
+    is interpolated from is, so each mask is computed only inside the window of such pixels. It is computed transposed,
     as run lengths go down the columns.
 
     Args:
@@ -47,14 +47,18 @@ def encode_masks(probabilities: Tensor, rows: Tensor, columns: Tensor, threshold
 def resized_patches(
     maps: Tensor, rows: Tensor, columns: Tensor, threshold: float
 ) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
-    """Each map, resized and transposed, inside the window of the output that cells above the threshold can reach."""
+    """Each map, resized and transposed, inside the window of pixels that read a cell above the threshold.
+
+    Yields:
+        the window as slices of x and y, and the values inside it.
+    """
     rows, columns = rows.float(), columns.float()
-    reach_rows, reach_columns = rows > 0, columns > 0
-    for one in maps.float().cpu():
-        above = one > threshold
-        window_y, window_x = _window(reach_rows[above.any(1)].any(0)), _window(reach_columns[above.any(0)].any(0))
-        cells_y, cells_x = _window(reach_rows[:, window_y].any(1)), _window(reach_columns[:, window_x].any(1))
-        yield (window_x, window_y), columns[cells_x, window_x].T @ one[cells_y, cells_x].T @ rows[cells_y, window_y]
+    reads_row, reads_column = rows > 0, columns > 0  # (h, H), (w, W)
+    for cells in maps.float().cpu():
+        above = cells > threshold
+        pixels_y, pixels_x = _window(reads_row[above.any(1)].any(0)), _window(reads_column[above.any(0)].any(0))
+        cells_y, cells_x = _window(reads_row[:, pixels_y].any(1)), _window(reads_column[:, pixels_x].any(1))
+        yield (pixels_x, pixels_y), columns[cells_x, pixels_x].T @ cells[cells_y, cells_x].T @ rows[cells_y, pixels_y]
 
 
 def _window(flags: Tensor) -> slice:
@@ -64,8 +68,8 @@ def _window(flags: Tensor) -> slice:
 
 
 def rle_boxes(rles: Sequence[rle.Rle]) -> Tensor:
-    """(N, 4) x0 y0 x1 y1 around run-length masks, the far edge exclusive; without extent around an empty one."""
-    boxes = torch.tensor([rle.bounding_box(one) for one in rles], dtype=torch.float32).view(-1, 4)
+    """(N, 4) x0 y0 x1 y1 around run-length masks, the far edge exclusive; of zero size around an empty one."""
+    boxes = torch.tensor([rle.bounding_box(mask) for mask in rles], dtype=torch.float32).view(-1, 4)
     return torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1)
 
 
@@ -91,7 +95,7 @@ def resize_matrices(
 def encode_scored_masks(
     logits: Tensor, rows: Tensor, columns: Tensor, threshold: float
 ) -> tuple[list[rle.Rle], Tensor]:
-    """Resizes, thresholds and encodes masks one by one, and rates them: the mean probability inside of each.
+    """Resizes, thresholds and encodes masks one by one, and scores them: the mean probability inside of each.
 
     Args:
         logits: (N, h, w).

@@ -13,7 +13,7 @@ from hotcoco import mask as coco_mask
 
 Rle = dict[str, Any]
 Bitmap = npt.NDArray[np.uint8]
-_MOST_DIGITS = 7  # of a run length in base 32: more than 32 bits, which is all a run may have
+_MAX_DIGITS = 7  # of a run length in base 32: enough for 32 bits, the most that a run may have
 
 
 def encode(bitmap: npt.NDArray[Any]) -> Rle:
@@ -37,7 +37,7 @@ def from_segmentation(segmentation: Any, height: int, width: int) -> Rle:
     """The compressed run lengths of any COCO segmentation.
 
     Raises:
-        ValueError: what is wrong with it, as a part of a sentence.
+        ValueError: its message completes a sentence that begins with the annotation.
     """
     if height * width >= 2**32:
         raise ValueError(f"its image of {width}×{height} pixels is too large for run lengths")
@@ -45,7 +45,7 @@ def from_segmentation(segmentation: Any, height: int, width: int) -> Rle:
         return from_polygons(segmentation, height, width)
     if isinstance(segmentation, dict):
         return _from_run_lengths(segmentation, height, width)
-    raise ValueError(f"its segmentation is {_kind(segmentation)}, neither polygons nor run lengths")
+    raise ValueError(f"its segmentation is {_type_name(segmentation)}, neither polygons nor run lengths")
 
 
 def from_polygons(polygons: Sequence[Any], height: int, width: int) -> Rle:
@@ -54,13 +54,13 @@ def from_polygons(polygons: Sequence[Any], height: int, width: int) -> Rle:
         raise ValueError("its segmentation has no polygon")
     for polygon in polygons:
         _check_polygon(polygon)
-    parts = coco_mask.frPyObjects([[float(v) for v in polygon] for polygon in polygons], height, width)
-    return _with_text_counts(coco_mask.merge(parts))
+    rles = coco_mask.frPyObjects([[float(v) for v in polygon] for polygon in polygons], height, width)
+    return _with_text_counts(coco_mask.merge(rles))
 
 
 def _check_polygon(polygon: Any) -> None:
     if not isinstance(polygon, list):
-        raise ValueError(f"a polygon is {_kind(polygon)}, not a list of numbers")
+        raise ValueError(f"a polygon is {_type_name(polygon)}, not a list of numbers")
     if not all(_is_finite(value) for value in polygon):
         raise ValueError("a polygon holds something that is not a finite number")
     if len(polygon) < 6:
@@ -70,7 +70,7 @@ def _check_polygon(polygon: Any) -> None:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether it is a number that a float can hold; whole numbers in json may be larger."""
+    """Whether it is a number that fits into a float; integers in json may be larger."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
@@ -79,9 +79,10 @@ def _from_run_lengths(segmentation: Rle, height: int, width: int) -> Rle:
     if size is None or counts is None:
         raise ValueError("its run lengths lack 'size' or 'counts'")
     if not isinstance(size, list | tuple) or list(size) != [height, width]:
-        said = reprlib.repr(size)
-        raise ValueError(f"its run lengths are for {said} but the image is [{height}, {width}] (height, width)")
-    runs = _runs_of_text(counts) if isinstance(counts, str | bytes) else counts
+        raise ValueError(
+            f"its run lengths are for {reprlib.repr(size)} but the image is [{height}, {width}] (height, width)"
+        )
+    runs = _decompress_counts(counts) if isinstance(counts, str | bytes) else counts
     if not isinstance(runs, list) or not all(type(run) is int and run >= 0 for run in runs):
         raise ValueError("its run lengths are not a list of whole numbers, all 0 or more")
     if sum(runs) != height * width:
@@ -89,7 +90,7 @@ def _from_run_lengths(segmentation: Rle, height: int, width: int) -> Rle:
     return _with_text_counts(coco_mask.frPyObjects({"size": [height, width], "counts": runs}, height, width))
 
 
-def _runs_of_text(text: str | bytes) -> list[int]:
+def _decompress_counts(text: str | bytes) -> list[int]:
     """The run lengths behind COCO's compressed text: base-32 digits, signed, each the change to two runs before."""
     codes = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     runs: list[int] = []
@@ -97,7 +98,7 @@ def _runs_of_text(text: str | bytes) -> list[int]:
     while position < len(codes):
         value, shift, more = 0, 0, True
         while more:
-            if position >= len(codes) or not 48 <= codes[position] < 112 or shift >= 5 * _MOST_DIGITS:
+            if position >= len(codes) or not 48 <= codes[position] < 112 or shift >= 5 * _MAX_DIGITS:
                 raise ValueError("its compressed run lengths are cut off or not COCO's")
             digit = codes[position] - 48
             value |= (digit & 0x1F) << shift
@@ -126,5 +127,5 @@ def bounding_box(rle: Rle) -> tuple[float, float, float, float]:
     return x, y, width, height
 
 
-def _kind(value: Any) -> str:
+def _type_name(value: Any) -> str:
     return "missing" if value is None else f"of type {type(value).__name__}"

@@ -26,12 +26,12 @@ def nms(boxes: Tensor, scores: Tensor, labels: Tensor, threshold: float) -> Tens
     """
     order = scores.argsort(descending=True, stable=True)
     boxes, labels = boxes[order], labels[order]
-    rivals = (labels[:, None] == labels).triu(diagonal=1)  # [i, j]: i is better than j
+    suppresses = (labels[:, None] == labels).triu(diagonal=1)  # [i, j]: i is better than j
     for start in range(0, len(boxes), 512):
-        rivals[start : start + 512] &= box_iou(boxes[start : start + 512], boxes) > threshold
+        suppresses[start : start + 512] &= box_iou(boxes[start : start + 512], boxes) > threshold
     kept = torch.ones_like(order, dtype=torch.bool)
     while True:
-        suppressed = (rivals & kept[:, None]).any(0)
+        suppressed = (suppresses & kept[:, None]).any(0)
         if torch.equal(kept, ~suppressed):
             return order[kept]
         kept = ~suppressed
@@ -41,13 +41,13 @@ def matrix_nms(masks: Tensor, scores: Tensor, labels: Tensor, sigma: float) -> T
     """Soft suppression in one step (SOLOv2): scores decay with the overlap with better masks of their class.
 
     A better mask j multiplies the score of i by exp(−σ IoU(j, i)²) / exp(−σ IoU(j)²), where IoU(j) is the largest
-    overlap of j with a mask better than itself: what is likely to go should not take others along. The smallest
+    overlap of j with a mask better than itself: a mask that is itself suppressed suppresses others less. The smallest
     factor counts.
 
     Args:
         masks: (N, h, w) bool, not empty, best first.
         scores: (N,) falling.
-        labels: (N,) masks of different classes do not meet.
+        labels: (N,) classes; masks of different classes do not suppress each other.
         sigma: how sharply overlap lowers a score.
 
     Returns:
@@ -59,11 +59,11 @@ def matrix_nms(masks: Tensor, scores: Tensor, labels: Tensor, sigma: float) -> T
     """
     if not len(masks):
         return scores
-    flat = masks.flatten(1).float()
-    overlap, area = flat @ flat.T, flat.sum(1)
+    pixels = masks.flatten(1).float()
+    overlap, area = pixels @ pixels.T, pixels.sum(1)
     iou = overlap / (area[:, None] + area - overlap)
-    rivals = (labels[:, None] == labels).triu(diagonal=1)  # [j, i]: j is better than i
-    iou = torch.where(rivals, iou, 0)
-    suffered = iou.amax(0)  # (N,) largest overlap with a better one
-    decay = torch.exp(-sigma * (iou.square() - suffered.square()[:, None])).amin(0)
+    is_better = (labels[:, None] == labels).triu(diagonal=1)  # [j, i]: j is better than i
+    iou = torch.where(is_better, iou, 0)
+    largest_iou = iou.amax(0)  # (N,) with a better one
+    decay = torch.exp(-sigma * (iou.square() - largest_iou.square()[:, None])).amin(0)
     return scores * decay

@@ -73,7 +73,7 @@ class CondInstConfig(SegmenterSettings):
         return "a smaller model.max_queries"
 
     @model_validator(mode="after")
-    def _levels_fit(self) -> Self:
+    def _check_levels(self) -> Self:
         limits = self.size_limits
         if limits is not None and len(limits) != self.levels - 1:
             raise ValueError(
@@ -112,19 +112,19 @@ class CondInstOutputs(Outputs):
 
 @dataclass(frozen=True)
 class CondInstQueries(Queries):
-    """Dynamic filters, which see pixels relative to where they were made.
+    """Dynamic filters. They read pixel coordinates relative to their own location, in units of a size.
 
     Attributes:
         locations: (Q, 2) x, y in input pixels.
-        reach: (Q,) the distance that counts as one, from the level.
+        sizes_of_interest: (Q,) that unit in pixels, from the level.
     """
 
     locations: Tensor
-    reach: Tensor
+    sizes_of_interest: Tensor
 
 
 class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
-    """FCOS detects; a controller writes three 1×1 layers per location; they run over the mask branch's map."""
+    """FCOS detects; a controller predicts three 1×1 layers per location; they run over the mask branch's map."""
 
     def __init__(self, backbone: Backbone, num_classes: int, config: CondInstConfig | None = None) -> None:
         super().__init__()
@@ -139,20 +139,18 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         strides = [self.stride * 2**level for level in range(config.levels)]
         limits = config.size_limits or [8.0 * stride for stride in strides[:-1]]
         self.size_ranges = dict(zip(strides, zip([-1, *limits], [*limits, 1e8], strict=True), strict=True))
-        reaches = [*limits, 2 * limits[-1]]
-        self.reaches = dict(zip(strides, reaches, strict=True))
+        self.sizes_of_interest = dict(zip(strides, [*limits, 2 * limits[-1]], strict=True))
 
     def forward(self, images: Images) -> CondInstOutputs:
         pyramid = self.fpn(self.backbone(self.normalize(images)))  # stride → (B, channels, h, w)
         embeddings = self.mask_branch([pyramid[self.stride * 2**i] for i in range(3)])  # (B, D, h, w)
         maps = [self.head(features, level) for level, features in enumerate(pyramid.values())]
         logits, distances, centerness, filters = (
-            torch.cat([m.flatten(2) for m in of_levels], dim=2).mT for of_levels in zip(*maps, strict=True)
+            torch.cat([m.flatten(2) for m in levels], dim=2).mT for levels in zip(*maps, strict=True)
         )  # (B, L, C), (B, L, 4), (B, L, 1), (B, L, F)
         locations = [grid_locations(m.shape[2], m.shape[3], s, m.device) for s, m in pyramid.items()]
         strides = [
-            torch.full((len(of_level),), s, device=logits.device)
-            for s, of_level in zip(pyramid, locations, strict=True)
+            torch.full((len(level),), s, device=logits.device) for s, level in zip(pyramid, locations, strict=True)
         ]
         return CondInstOutputs(
             PixelMap(embeddings, self.stride),
@@ -183,7 +181,7 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
             image=image,
             target=target,
             locations=outputs.locations[location],
-            reach=_by_stride(outputs.strides[location], self.reaches),
+            sizes_of_interest=_by_stride(outputs.strides[location], self.sizes_of_interest),
         )
 
     def similarity(self, queries: CondInstQueries, pixels: Pixels) -> Tensor:
@@ -194,7 +192,7 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         """
         weights, biases = split_filters(at_least_float32(queries.embeddings), pixels.embeddings.shape[1])
         with torch.autocast(queries.embeddings.device.type, enabled=False):
-            per_pixel = -1 / queries.reach[:, None, None]
+            per_pixel = -1 / queries.sizes_of_interest[:, None, None]
             position, content = weights[0][..., :2] * per_pixel, weights[0][..., 2:]  # (Q, 8, 2), (Q, 8, D)
             offset = biases[0] - (position * queries.locations[:, None]).sum(2)  # (Q, 8)
             layer = torch.cat([position, content, offset[..., None]], dim=2).flatten(0, 1)  # (Q · 8, 2 + D + 1)
@@ -209,23 +207,23 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         probabilities = aligned_bilinear(logits[:, None], 2)[:, 0].sigmoid()  # (Q, 2h, 2w)
         masks = probabilities.new_zeros(probabilities.shape)
         for i, target in enumerate(targets):
-            mine = queries.image == i
-            masks[mine] = target.masks[:, step // 2 :: step, step // 2 :: step][queries.target[mine]].to(masks.dtype)
+            rows = queries.image == i
+            masks[rows] = target.masks[:, step // 2 :: step, step // 2 :: step][queries.target[rows]].to(masks.dtype)
             if target.valid is not None:
                 valid = target.valid[step // 2 :: step, step // 2 :: step]
-                probabilities = torch.where(mine[:, None, None] & ~valid, 0, probabilities)
-                masks[mine] *= valid
+                probabilities = torch.where(rows[:, None, None] & ~valid, 0, probabilities)
+                masks[rows] *= valid
         return dice(probabilities, masks).sum() / normalizer(probabilities.new_tensor(len(queries)))
 
     def losses(self, outputs: CondInstOutputs, targets: Sequence[Targets], assignment: Assignment) -> dict[str, Tensor]:
         image, location = assignment.image, assignment.query
-        labels, boxes = _of_assigned(targets, assignment)
+        labels, boxes = _assigned_labels_and_boxes(targets, assignment)
         is_class = torch.zeros_like(outputs.logits)
         is_class[image, location, labels] = 1
         strides = outputs.strides[location][:, None]
-        predicted = at_least_float32(outputs.distances[image, location])
-        wanted = (box_distances(outputs.locations[location], boxes) / strides).to(predicted.dtype)
-        centerness = _centerness(wanted)
+        distances = at_least_float32(outputs.distances[image, location])
+        target_distances = (box_distances(outputs.locations[location], boxes) / strides).to(distances.dtype)
+        centerness = _centerness(target_distances)
         positives = normalizer(centerness.new_tensor(len(assignment)))
         center_sum = all_reduce_mean(centerness.sum()).clamp(min=1e-6)
         class_losses = sigmoid_focal(at_least_float32(outputs.logits), is_class)
@@ -235,7 +233,7 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         queries = self.queries(outputs, assignment)
         return {
             "loss_class": class_losses.sum() / positives,
-            "loss_box": (_giou_loss(predicted, wanted) * centerness).sum() / center_sum,
+            "loss_box": (_giou_loss(distances, target_distances) * centerness).sum() / center_sum,
             "loss_centerness": F.binary_cross_entropy_with_logits(
                 at_least_float32(outputs.centerness[image, location]), centerness, reduction="sum"
             )
@@ -252,9 +250,9 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
 
     def _predict_one(self, outputs: CondInstOutputs, i: int, size: tuple[int, int], mask_threshold: float) -> Instances:
         location, labels, scores = self._candidates(outputs, i)
-        reach = outputs.distances[i, location].float() * outputs.strides[location][:, None]
+        distances = outputs.distances[i, location].float() * outputs.strides[location][:, None]
         centers = outputs.locations[location]
-        boxes = torch.cat([centers - reach[:, :2], centers + reach[:, 2:]], dim=1)
+        boxes = torch.cat([centers - distances[:, :2], centers + distances[:, 2:]], dim=1)
         kept = nms(boxes, scores, labels, self.config.nms_threshold)[: self.config.max_detections]
         boxes = scale_boxes(boxes[kept], outputs.sizes[i], size)
         visible = (boxes[:, 2:] > boxes[:, :2]).all(1)
@@ -276,12 +274,12 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         classes = outputs.logits.shape[2]
         scores = outputs.logits[i].float().sigmoid() * outputs.centerness[i].float().sigmoid()[:, None]  # (L, C)
         chosen = []
-        for stride in self.reaches:
-            of_level = (outputs.strides == stride).nonzero().flatten()
-            flat = scores[of_level].flatten()
-            best, index = flat.topk(min(self.config.candidates, len(flat)))
+        for stride in self.size_ranges:
+            level = (outputs.strides == stride).nonzero().flatten()
+            level_scores = scores[level].flatten()
+            best, index = level_scores.topk(min(self.config.candidates, len(level_scores)))
             index = index[best > self.config.score_threshold]
-            chosen.append(of_level[index // classes] * classes + index % classes)
+            chosen.append(level[index // classes] * classes + index % classes)
         pairs = torch.cat(chosen)
         return pairs // classes, pairs % classes, scores.flatten()[pairs].sqrt()
 
@@ -312,7 +310,7 @@ class FCOSHead(nn.Module):
 
 
 class MaskBranch(nn.Module):
-    """Three levels, refined, brought to the finest and summed; then a tower down to the pixel embeddings."""
+    """Three levels, refined, upsampled to the finest and summed; then a tower down to the pixel embeddings."""
 
     def __init__(self, in_channels: int, channels: int, convs: int, norm: Literal["batch", "group"]) -> None:
         super().__init__()
@@ -342,7 +340,7 @@ def _tower(channels: int, convs: int) -> nn.Sequential:
 
 
 def num_filter_parameters(mask_channels: int) -> int:
-    """How many numbers the controller writes per location.
+    """How many numbers the controller predicts per location.
 
     >>> num_filter_parameters(8)
     169
@@ -357,19 +355,19 @@ def _filter_shapes(mask_channels: int) -> list[tuple[int, int]]:
 def split_filters(filters: Tensor, mask_channels: int) -> tuple[list[Tensor], list[Tensor]]:
     """(Q, F) → weights (Q, out, in) and biases (Q, out) of the three layers: all weights come before all biases."""
     shapes = _filter_shapes(mask_channels)
-    parts = filters.split([o * i for o, i in shapes] + [o for o, _ in shapes], dim=1)
-    weights = [part.unflatten(1, shape) for part, shape in zip(parts[:3], shapes, strict=True)]
-    return weights, list(parts[3:])
+    tensors = filters.split([o * i for o, i in shapes] + [o for o, _ in shapes], dim=1)
+    weights = [weight.unflatten(1, shape) for weight, shape in zip(tensors[:3], shapes, strict=True)]
+    return weights, list(tensors[3:])
 
 
-def _of_assigned(targets: Sequence[Targets], assignment: Assignment) -> tuple[Tensor, Tensor]:
+def _assigned_labels_and_boxes(targets: Sequence[Targets], assignment: Assignment) -> tuple[Tensor, Tensor]:
     """Labels (Q,) and boxes (Q, 4) of the assigned instances."""
     index = index_in_batch(targets, assignment.image, assignment.target)
     return torch.cat([t.labels for t in targets])[index], torch.cat([t.boxes for t in targets])[index]
 
 
 def _by_stride(strides: Tensor, table: dict[int, float] | dict[int, tuple[float, float]]) -> Tensor:
-    """Looks each stride (a power of two) up in a table."""
+    """The values of a table for each of some strides, which are powers of two."""
     first = min(table)
     values = torch.tensor(list(table.values()), dtype=torch.float32, device=strides.device)
     return values[(strides / first).log2().round().long()]
@@ -386,10 +384,10 @@ def _area(distances: Tensor) -> Tensor:
     return (distances[:, 0] + distances[:, 2]) * (distances[:, 1] + distances[:, 3])
 
 
-def _giou_loss(predicted: Tensor, wanted: Tensor) -> Tensor:
+def _giou_loss(predicted: Tensor, target: Tensor) -> Tensor:
     """(Q,) 1 − generalized IoU of boxes given as (Q, 4) distances from one point, in strides."""
-    overlap = _area(torch.minimum(predicted, wanted))
-    enclosing = _area(torch.maximum(predicted, wanted))
-    union = _area(predicted) + _area(wanted) - overlap
+    overlap = _area(torch.minimum(predicted, target))
+    enclosing = _area(torch.maximum(predicted, target))
+    union = _area(predicted) + _area(target) - overlap
     iou = (overlap + 1) / (union + 1)
     return 1 - (iou - (enclosing - union) / enclosing)

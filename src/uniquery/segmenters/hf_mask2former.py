@@ -66,7 +66,7 @@ class HFAssignment(Assignment):
 
 
 class HFMask2Former(Segmenter[HFOutputs, HFAssignment, Queries]):
-    """Hugging Face's `Mask2FormerForUniversalSegmentation` as a segmenter of ours.
+    """Hugging Face's `Mask2FormerForUniversalSegmentation` as a `Segmenter`.
 
     The model inside stays what it is: the same parameters under the same names, saved by
     `adapter.model.save_pretrained(folder)`. Weights of the losses and numbers of points are those of its configuration.

@@ -1,7 +1,7 @@
 """Mask2Former: masked-attention mask transformer (Cheng et al., CVPR 2022).
 
-A mask is a dot product of a query and the pixel embeddings, and resizing and point sampling are linear: both are done
-to the embeddings, once, and never to the masks of all queries and layers.
+A mask is a dot product of a query and the pixel embeddings, and resizing and point sampling are linear: both are
+applied once to the embeddings, not to the masks of all queries and layers.
 
 Letters: B images, N queries of an image, L predictions (one per decoder layer, and one before the first), C classes,
 D channels, S tokens, M matched pairs, K instances of an image, P points, h × w a map.
@@ -52,9 +52,9 @@ class Mask2FormerConfig(SegmenterSettings):
     channels: int = Field(256, gt=0, multiple_of=32, description="of tokens, queries and pixel embeddings")
     heads: int = Field(8, gt=0, description="of every attention; divides the channels")
     encoder_layers: int = Field(6, ge=1, description="deformable layers of the pixel decoder")
-    encoder_width: int = Field(1024, gt=0, description="hidden channels of their feed-forward part")
+    encoder_width: int = Field(1024, gt=0, description="hidden channels of their feed-forward network")
     decoder_layers: int = Field(9, ge=1, description="masked layers; they read strides 32, 16, 8 in turn")
-    decoder_width: int = Field(2048, gt=0, description="hidden channels of their feed-forward part")
+    decoder_width: int = Field(2048, gt=0, description="hidden channels of their feed-forward network")
     attend_padding: bool = Field(
         False, description="True: padding counts as image, as in the original; for published weights"
     )
@@ -79,14 +79,14 @@ class Mask2FormerConfig(SegmenterSettings):
         return "a smaller model.queries"
 
     @model_validator(mode="after")
-    def _heads_fit(self) -> Self:
+    def _check_heads(self) -> Self:
         if self.channels % self.heads:
             raise ValueError(f"'heads' must divide 'channels'; {self.heads} does not divide {self.channels}")
         return self
 
 
 class Mask2Former(Segmenter[SetOutputs, SetAssignment, Queries]):
-    """Deformable attention makes tokens and pixel embeddings; learned queries read the tokens where their masks are."""
+    """Deformable attention gives tokens and pixel embeddings; learned queries attend to tokens inside their masks."""
 
     dot_product_scale = 1.0
 
@@ -108,10 +108,10 @@ class Mask2Former(Segmenter[SetOutputs, SetAssignment, Queries]):
 
     def forward(self, images: Images) -> SetOutputs:
         height, width = images.pixels.shape[-2:]
-        seen = ((height, width),) * len(images) if self.config.attend_padding else images.sizes
+        sizes = ((height, width),) * len(images) if self.config.attend_padding else images.sizes
         features = self.backbone(self.normalize(images))  # stride → (B, channels, h, w)
-        levels, embeddings = self.pixel_decoder(features, seen)  # 3 × (B, D, h, w), (B, D, h, w)
-        logits, queries = self.decoder(levels, embeddings, seen)  # (L, B, N, C + 1), (L, B, N, D)
+        levels, embeddings = self.pixel_decoder(features, sizes)  # 3 × (B, D, h, w), (B, D, h, w)
+        logits, queries = self.decoder(levels, embeddings, sizes)  # (L, B, N, C + 1), (L, B, N, D)
         return SetOutputs(PixelMap(embeddings, STRIDE), logits=logits, embeddings=queries, sizes=images.sizes)
 
     @torch.no_grad()
@@ -172,7 +172,7 @@ class Mask2Former(Segmenter[SetOutputs, SetAssignment, Queries]):
     def predict_panoptic(
         self, outputs: SetOutputs, sizes: Sequence[tuple[int, int]], is_thing: Sequence[bool]
     ) -> list[PanopticSegments]:
-        """Segments of things and stuff of each image, at the given (height, width); `is_thing` speaks of each class."""
+        """Segments of things and stuff of each image, at the given (height, width); `is_thing` is of each class."""
         results = []
         for i, size in enumerate(sizes):
             scores, labels = at_least_float32(outputs.logits[-1, i]).softmax(dim=1).max(1)
@@ -192,7 +192,7 @@ class Mask2Former(Segmenter[SetOutputs, SetAssignment, Queries]):
 
 
 class PixelDecoder(nn.Module):
-    """Three levels exchange what they know by deformable attention; the finest then meets the features of stride 4."""
+    """Deformable attention between the tokens of three levels; the finest is then added to the features of stride 4."""
 
     def __init__(self, channels: dict[int, int], config: Mask2FormerConfig) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ class PixelDecoder(nn.Module):
 
 
 class MaskedDecoder(nn.Module):
-    """Learned queries read the tokens where their last mask is, then each other."""
+    """Learned queries attend to the tokens inside their last mask, then to each other."""
 
     def __init__(self, num_classes: int, config: Mask2FormerConfig) -> None:
         super().__init__()
@@ -262,29 +262,29 @@ class MaskedDecoder(nn.Module):
         values = [x.flatten(2).mT + e for x, e in zip(levels, self.level_embedding, strict=True)]  # (B, S, D)
         keys = [v + _positions(x, s, sizes) for v, s, x in zip(values, LEVELS, levels, strict=True)]
         inside = [valid_tokens([valid_cells(sizes, s, x)], [x]) for s, x in zip(LEVELS, levels, strict=True)]
-        # A coarse token at the border may look at nothing but padding, which would say that every mask is there.
-        whole = repeat_border(embeddings.detach(), sizes, STRIDE)
-        small = [
-            F.interpolate(whole, size=x.shape[-2:], mode="bilinear", align_corners=False).flatten(2) for x in levels
+        # A coarse token at the border may be interpolated from padding alone, where every mask logit is 0.
+        extended = repeat_border(embeddings.detach(), sizes, STRIDE)
+        resized = [
+            F.interpolate(extended, size=x.shape[-2:], mode="bilinear", align_corners=False).flatten(2) for x in levels
         ]  # (B, D, S): the mask of a query at a level's size is its product with these
         queries = self.query_features.expand(len(embeddings), -1, -1)  # (B, N, D)
-        seen = [self.norm(queries)]
-        masks = [self.masks(seen[0])]
+        normalized = [self.norm(queries)]
+        masks = [self.masks(normalized[0])]
         for i, (cross_attention, self_attention, feed_forward) in enumerate(
             zip(self.cross_attention, self.self_attention, self.feed_forward, strict=True)
         ):
             k = i % len(LEVELS)
-            attend = attention_mask(masks[-1].detach() @ small[k], inside[k])
+            attend = attention_mask(masks[-1].detach() @ resized[k], inside[k])
             queries = cross_attention(queries, self.query_positions, keys[k], values[k], attend)
             queries = self_attention(queries, self.query_positions, queries + self.query_positions, queries)
             queries = feed_forward(queries)
-            seen.append(self.norm(queries))
-            masks.append(self.masks(seen[-1]))
-        return self.classes(torch.stack(seen)), torch.stack(masks)
+            normalized.append(self.norm(queries))
+            masks.append(self.masks(normalized[-1]))
+        return self.classes(torch.stack(normalized)), torch.stack(masks)
 
 
 def attention_mask(logits: Tensor, valid: Tensor | None) -> Tensor:
-    """(B, N, S) bool: where the mask of a query is, or everywhere if it is nowhere; never at padding.
+    """(B, N, S) bool: the tokens inside a query's mask, or all tokens if its mask is empty; never padding.
 
     Args:
         logits: (B, N, S) of the masks.
@@ -296,15 +296,15 @@ def attention_mask(logits: Tensor, valid: Tensor | None) -> Tensor:
     attend = logits >= 0
     if valid is not None:
         attend &= valid[:, None]
-    nowhere = ~attend.any(2, keepdim=True)
-    return attend | (nowhere if valid is None else nowhere & valid[:, None])
+    is_empty = ~attend.any(2, keepdim=True)
+    return attend | (is_empty if valid is None else is_empty & valid[:, None])
 
 
 def _positions(x: Tensor, stride: int, sizes: Sequence[tuple[int, int]]) -> Tensor:
-    """(B, S, D), or (1, S, D) if all images are of one size: where the tokens of a (B, D, h, w) map are."""
+    """(B, S, D), or (1, S, D) if all images are of one size: position encodings of a (B, D, h, w) map's tokens."""
     height, width = x.shape[-2:]
-    different = sizes if len(set(sizes)) > 1 else sizes[:1]
-    extents = [(min(height, -(-h // stride)), min(width, -(-w // stride))) for h, w in different]
+    distinct = sizes if len(set(sizes)) > 1 else sizes[:1]
+    extents = [(min(height, -(-h // stride)), min(width, -(-w // stride))) for h, w in distinct]
     dtype = torch.promote_types(x.dtype, torch.float32)
     extent = torch.tensor(extents, dtype=dtype).to(x.device, non_blocking=True)
     return sine_positions((height, width), extent, x.shape[1]).to(x.dtype)

@@ -211,10 +211,11 @@ def mostly_invalid(outputs: SetOutputs, targets: Sequence[Targets]) -> Tensor | 
             pixels = at_least_float32(outputs.pixels.embeddings[i]).flatten(1)  # (D, h · w)
             invalid = (~target.valid[y, x]).to(pixels.dtype)
             counted = torch.stack([invalid, torch.ones_like(invalid)], dim=1)
-            for layer, queries in enumerate(outputs.embeddings[:, i]):
-                masks = queries.to(pixels.dtype) @ pixels > 0
-                on_invalid, area = (masks.to(pixels.dtype) @ counted).T  # (N,) each
-                result[layer, i] = on_invalid > 0.5 * area
+            with torch.autocast(pixels.device.type, enabled=False):  # cells are counted, which half precision cannot
+                for layer, queries in enumerate(outputs.embeddings[:, i]):
+                    masks = queries.to(pixels.dtype) @ pixels > 0
+                    on_invalid, area = (masks.to(pixels.dtype) @ counted).T  # (N,) each
+                    result[layer, i] = on_invalid > 0.5 * area
     return result
 
 

@@ -52,7 +52,7 @@ from uniquery.structures import (
     index_in_batch,
 )
 
-LEVEL_STRIDES = (8, 8, 16, 32, 32)  # of the features that each level's grid is laid over
+LEVEL_STRIDES = (8, 8, 16, 32, 32)  # of the features that each level's grid is resized from
 MASK_WEIGHT = 3.0
 
 
@@ -72,7 +72,9 @@ class SOLOv2Config(SegmenterSettings):
         ((1, 96), (48, 192), (96, 384), (192, 768), (384, 2048)),
         description="smallest and largest √(box area) in pixels of the instances of each level; they may overlap",
     )
-    center_fraction: float = Field(0.2, ge=0, le=1, description="share of a box around the centroid whose cells own it")
+    center_fraction: float = Field(
+        0.2, ge=0, le=1, description="share of the box, around the centroid, whose cells own it"
+    )
     max_queries: int = Field(10_000, gt=0, description="positives that decode a mask in a training step")
     score_threshold: float = Field(0.1, ge=0, le=1, description="of the class, before anything else")
     candidates: int = Field(500, gt=0, description="before suppression")
@@ -85,7 +87,7 @@ class SOLOv2Config(SegmenterSettings):
         return "a smaller model.max_queries"
 
     @model_validator(mode="after")
-    def _ranges_fit(self) -> Self:
+    def _check_ranges(self) -> Self:
         ranges = self.size_ranges
         if len(ranges) != len(self.grids):
             raise ValueError(
@@ -97,7 +99,7 @@ class SOLOv2Config(SegmenterSettings):
             raise ValueError("'size_ranges' must grow from level to level")
         for (_, high), (low, _) in pairwise(ranges):
             if high < low:
-                raise ValueError(f"'size_ranges' leave out instances of {high:g} to {low:g} pixels; let them meet")
+                raise ValueError(f"'size_ranges' leave out instances of {high:g} to {low:g} pixels; make them overlap")
         return self
 
 
@@ -117,7 +119,7 @@ class SOLOv2Outputs(Outputs):
 
 
 class SOLOv2(Segmenter[SOLOv2Outputs, Assignment, Queries]):
-    """Each cell of a grid classifies the instance centered on it, and writes the kernel that finds its pixels."""
+    """Each cell of a grid classifies the instance centered on it, and predicts the kernel that finds its pixels."""
 
     dot_product_scale = 1.0
 
@@ -151,7 +153,7 @@ class SOLOv2(Segmenter[SOLOv2Outputs, Assignment, Queries]):
         extent = self._extent(outputs)
         pairs = [assign_cells(t, extent, c.grids, c.size_ranges, c.center_fraction) for t in targets]
         image = [torch.full_like(cells, i) for i, (cells, _) in enumerate(pairs)]
-        cells, owned = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        cells, owned = (torch.cat(column) for column in zip(*pairs, strict=True))
         takes_part = random_subset(len(cells), c.max_queries, cells.device)
         return Assignment(query=cells, image=torch.cat(image), target=owned, takes_part=takes_part)
 
@@ -186,7 +188,7 @@ class SOLOv2(Segmenter[SOLOv2Outputs, Assignment, Queries]):
             centers = cell_centers(self.config.grids, self._extent(outputs), is_class.device)
             ignored = ignored_locations(centers, assignment, targets)  # (B, L)
             class_losses = class_losses.masked_fill(ignored[..., None], 0)
-        # One more than there are positive cells, counted over all processes: each of them adds its share of that one.
+        # The number of positive cells plus one, over all processes: each process adds its share of that one.
         positives = all_reduce_mean(class_losses.new_tensor(len(cells))) + 1 / get_world_size()
         queries = self.queries(outputs, assignment)
         return {
@@ -231,7 +233,7 @@ class SOLOv2(Segmenter[SOLOv2Outputs, Assignment, Queries]):
 
 
 class GridHead(nn.Module):
-    """Two towers shared by all levels, on features resized to a grid: classes, and kernels that know where they are."""
+    """Two towers shared by all levels, on features resized to a grid: classes, and kernels, which get coordinates."""
 
     def __init__(self, in_channels: int, channels: int, convs: int, num_classes: int, kernel_channels: int) -> None:
         super().__init__()
@@ -246,13 +248,13 @@ class GridHead(nn.Module):
 
     def forward(self, levels: Sequence[Tensor], grids: Sequence[int]) -> tuple[Tensor, Tensor]:
         """(B, in_channels, h, w) of each level → (B, L, C) class logits and (B, L, D) kernels."""
-        resized, placed = [], []
+        resized, with_coordinates = [], []
         for features, side in zip(levels, grids, strict=False):
-            x, at = (F.interpolate(m, size=(side, side), mode="bilinear") for m in (features, coordinates(features)))
+            x, xy = (F.interpolate(m, size=(side, side), mode="bilinear") for m in (features, coordinates(features)))
             resized.append(x)
-            placed.append(torch.cat([x, at], dim=1))
-        logits, kernels = self.classes(self.class_tower(resized)), self.kernels(self.kernel_tower(placed))
-        return _cells(logits), _cells(kernels)
+            with_coordinates.append(torch.cat([x, xy], dim=1))
+        logits, kernels = self.classes(self.class_tower(resized)), self.kernels(self.kernel_tower(with_coordinates))
+        return _flatten_levels(logits), _flatten_levels(kernels)
 
 
 class Tower(nn.Sequential):
@@ -272,13 +274,13 @@ class Tower(nn.Sequential):
         return list(maps)
 
 
-def _cells(levels: Sequence[Tensor]) -> Tensor:
+def _flatten_levels(levels: Sequence[Tensor]) -> Tensor:
     """(B, C, S, S) of each level → (B, L, C)."""
     return torch.cat([x.flatten(2).mT for x in levels], dim=1)
 
 
 class MaskHead(nn.Module):
-    """Four levels, refined and brought to the finest step by step, summed; then embeddings that are never negative."""
+    """Four levels, refined and upsampled to the finest step by step, summed; then embeddings, after a ReLU."""
 
     def __init__(self, in_channels: int, channels: int, out_channels: int) -> None:
         super().__init__()
@@ -292,7 +294,7 @@ class MaskHead(nn.Module):
     def forward(self, levels: Sequence[Tensor]) -> Tensor:
         """Four (B, in_channels, h / 2^i, w / 2^i) → (B, out_channels, h, w)."""
         *finer, coarsest = levels
-        inputs = (*finer, torch.cat([coarsest, coordinates(coarsest)], dim=1))  # only the coarsest knows where it is
+        inputs = (*finer, torch.cat([coarsest, coordinates(coarsest)], dim=1))  # only the coarsest has coordinates
         x, *others = (refine(features) for refine, features in zip(self.refine, inputs, strict=True))
         for other in others:
             x = x + other

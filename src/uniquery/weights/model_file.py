@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from uniquery.backbones import BackboneConfig
-from uniquery.backbones.pretrained import read_tensors as read_foreign
+from uniquery.backbones.pretrained import read_weight_file as read_foreign
 from uniquery.data.augment import TestSize
 from uniquery.data.dataset import Category
 from uniquery.errors import CheckpointError

@@ -1,4 +1,4 @@
-"""Foreign checkpoints, in our names."""
+"""State dicts of other projects, with our keys."""
 
 from collections.abc import Callable, Mapping
 
@@ -23,8 +23,8 @@ _FAMILIES: tuple[tuple[Callable[[StateDict], bool], Callable[[StateDict], dict[s
 
 
 def our_names(foreign: StateDict) -> dict[str, Tensor]:
-    """A state dict of another project under our names, as it is where we do not know its names."""
-    for recognizes, rename in _FAMILIES:
-        if recognizes(foreign):
+    """A state dict of another project with our keys; unchanged if the project is not known."""
+    for is_family, rename in _FAMILIES:
+        if is_family(foreign):
             return rename(foreign)
     return dict(foreign)

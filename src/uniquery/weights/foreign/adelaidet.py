@@ -1,4 +1,4 @@
-"""Names of AdelaiDet's checkpoints, in ours."""
+"""From the state dict keys of AdelaiDet's checkpoints to ours."""
 
 from collections.abc import Mapping
 
@@ -30,7 +30,7 @@ _SOLOV2: Rules = (
     (r"ins_head\.cate_pred\.", "head.classes."),
     (r"ins_head\.kernel_pred\.", "head.kernels."),
     (r"mask_head\.convs_all_levels\.0\.conv0\.", "mask_head.refine.0."),
-    # Of the coarser levels, each block is followed by its upsampling.
+    # In the coarser levels, each block is followed by an upsampling.
     (r"mask_head\.convs_all_levels\.(\d)\.conv(\d)\.", lambda m: f"mask_head.refine.{m[1]}.{2 * int(m[2])}."),
     (r"mask_head\.conv_pred\.", "mask_head.project."),
 )
@@ -38,7 +38,7 @@ _PIXEL_FORMAT = ("pixel_mean", "pixel_std")
 
 
 def condinst_names(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """AdelaiDet's CondInst state dict under our names; what carries no weights there is dropped.
+    """AdelaiDet's CondInst state dict with our keys; buffers that are not weights are dropped.
 
     >>> import torch
     >>> list(condinst_names({"backbone.fpn_lateral3.bias": torch.zeros(1), "mask_head._iter": torch.zeros(1)}))
@@ -49,7 +49,7 @@ def condinst_names(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def solov2_names(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """AdelaiDet's SOLOv2 state dict under our names.
+    """AdelaiDet's SOLOv2 state dict with our keys.
 
     >>> import torch
     >>> list(solov2_names({"mask_head.convs_all_levels.2.conv1.0.weight": torch.zeros(1)}))
@@ -59,10 +59,10 @@ def solov2_names(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def is_condinst(foreign: Mapping[str, Tensor]) -> bool:
-    """Whether a state dict carries AdelaiDet's names of CondInst."""
+    """Whether a state dict is AdelaiDet's CondInst."""
     return any(name.startswith("proposal_generator.fcos_head.") for name in foreign) and "controller.weight" in foreign
 
 
 def is_solov2(foreign: Mapping[str, Tensor]) -> bool:
-    """Whether a state dict carries AdelaiDet's names of SOLOv2."""
+    """Whether a state dict is AdelaiDet's SOLOv2."""
     return "ins_head.kernel_pred.weight" in foreign and "mask_head.conv_pred.0.weight" in foreign

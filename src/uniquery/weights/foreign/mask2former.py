@@ -1,4 +1,4 @@
-"""Names of Mask2Former's checkpoints, the original's and Hugging Face's, in ours."""
+"""From the state dict keys of Mask2Former's checkpoints, the original's and Hugging Face's, to ours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from uniquery.backbones.naming import resnet_key, swin_key, swin_tensors
+from uniquery.backbones.key_maps import resnet_key, swin_key, swin_tensors
 from uniquery.weights.foreign.renaming import Rules, rename
 
 _DEFORMABLE: Rules = (
@@ -81,16 +81,16 @@ _HF_BLOCK = re.compile(
     r"encoder\.stages\.(\d)\.layers\.(\d+)\.(shortcut|layer\.(\d))\.(convolution|normalization)\.(\w+)"
 )
 _HF_STEM = re.compile(r"embedder\.embedder\.(convolution|normalization)\.(\w+)")
-_NO_WEIGHTS = ("criterion.", "pixel_mean", "pixel_std")
+_NOT_WEIGHTS = ("criterion.", "pixel_mean", "pixel_std")
 
 
 def is_mask2former(foreign: Mapping[str, Tensor]) -> bool:
-    """Whether a state dict carries the original's names."""
+    """Whether a state dict is the original Mask2Former's."""
     return any(name.startswith("sem_seg_head.predictor.transformer_cross_attention_layers.") for name in foreign)
 
 
 def mask2former_names(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The original's state dict, with a ResNet or a Swin, under our names; what carries no weights is dropped.
+    """The original's state dict, with a ResNet or a Swin, with our keys; buffers that are not weights are dropped.
 
     >>> names = "sem_seg_head.predictor.query_feat.weight", "criterion.empty_weight"
     >>> list(mask2former_names(dict.fromkeys(names, torch.zeros(1))))
@@ -103,11 +103,11 @@ def mask2former_names(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _split_backbone(foreign: Mapping[str, Tensor], prefix: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The tensors of the backbone, without the prefix, and the others."""
     backbone = {name.removeprefix(prefix): tensor for name, tensor in foreign.items() if name.startswith(prefix)}
-    return backbone, {n: tensor for n, tensor in foreign.items() if not n.startswith((prefix, *_NO_WEIGHTS))}
+    return backbone, {n: tensor for n, tensor in foreign.items() if not n.startswith((prefix, *_NOT_WEIGHTS))}
 
 
 def _backbone(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a backbone under our names."""
+    """The tensors of a backbone with our keys."""
     is_swin = any("relative_position_bias_table" in name for name in foreign)
     key, tensors = (swin_key, swin_tensors(foreign)) if is_swin else (_resnet_key, foreign)
     named = ((key(name), tensor) for name, tensor in tensors.items() if not name.endswith("num_batches_tracked"))
@@ -124,14 +124,14 @@ def _original_key(name: str) -> str:
 
 
 def is_hf_mask2former(foreign: Mapping[str, Tensor]) -> bool:
-    """Whether a state dict carries the names of Hugging Face's Mask2Former."""
+    """Whether a state dict is Hugging Face's Mask2Former."""
     return any(name.startswith("model.transformer_module.decoder.") for name in foreign)
 
 
 def hf_mask2former_names(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict of Hugging Face's `Mask2FormerForUniversalSegmentation` under our names, likewise.
+    """The state dict of Hugging Face's `Mask2FormerForUniversalSegmentation` with our keys, without other buffers.
 
-    The separate projections of its self-attention are joined, as ours are.
+    The separate query, key and value projections of its self-attention become one, as ours are.
 
     >>> list(hf_mask2former_names({"class_predictor.bias": torch.zeros(1), "criterion.empty_weight": torch.zeros(2)}))
     ['decoder.classes.bias']
@@ -139,8 +139,8 @@ def hf_mask2former_names(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
     backbone, head = _split_backbone(foreign, _HF_BACKBONE)
     ours = {_hf_key(name): tensor for name, tensor in head.items()}
     for name in [name for name in ours if re.fullmatch(r"decoder\.self_attention\.\d+\.q_\w+", name)]:
-        parts = [ours.pop(name.replace(".q_", f".{part}_")) for part in "qkv"]
-        ours[name.replace(".q_", ".in_")] = torch.cat(parts)
+        projections = [ours.pop(name.replace(".q_", f".{letter}_")) for letter in "qkv"]
+        ours[name.replace(".q_", ".in_")] = torch.cat(projections)
     return {**_backbone(backbone), **ours}
 
 
@@ -151,7 +151,7 @@ def _hf_key(name: str) -> str:
 
 
 def _resnet_key(name: str) -> str | None:
-    """Our name of a ResNet tensor that detectron2 or Hugging Face named."""
+    """Our key for a ResNet tensor of detectron2 or Hugging Face."""
     if stem := _HF_STEM.fullmatch(name):
         return f"stem.conv1.{'norm.' * (stem[1] == 'normalization')}{stem[2]}"
     if block := _HF_BLOCK.fullmatch(name):

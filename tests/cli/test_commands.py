@@ -167,7 +167,7 @@ def test_config_show_and_list(capsys):
 def test_data_commands(scenes, tmp_path, capsys):
     sound = [str(scenes.annotations("train")), str(scenes.images("train"))]
     assert main(["data", "check", *sound]) == 0
-    assert "The data is sound" in capsys.readouterr().out
+    assert "The data is valid" in capsys.readouterr().out
     assert main(["data", "preview", "demo", "--train", *sound, "-o", str(tmp_path / "p.png")]) == 0
     assert Image.open(tmp_path / "p.png").size[0] > 300
     assert main(["data", "make-scenes", str(tmp_path / "s"), "--set", "train_images=2", "--set", "val_images=1"]) == 0

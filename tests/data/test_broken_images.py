@@ -11,7 +11,7 @@ from PIL import Image
 
 from helpers.coco_files import assert_one_sentence
 from uniquery.data.images import (
-    MOST_PIXELS,
+    MAX_PIXELS,
     check_image_root,
     image_size,
     inside_root,
@@ -93,7 +93,7 @@ class TestBrokenFiles:
             assert image_size(path) == (64, 80)
 
     @pytest.mark.parametrize(
-        ("width", "height"), [(10**5, 10**5), (2**31 - 1, 1), (MOST_PIXELS + 1, 1), (2**31 - 1, 2**31 - 1)]
+        ("width", "height"), [(10**5, 10**5), (2**31 - 1, 1), (MAX_PIXELS + 1, 1), (2**31 - 1, 2**31 - 1)]
     )
     def test_absurd_sizes_are_refused(self, tmp_path, width, height):
         (tmp_path / "a.png").write_bytes(png(width, height))

@@ -1,4 +1,4 @@
-"""The data check: finds each kind of problem, counts right, and says that sound data is sound."""
+"""The data check: finds each kind of problem, counts right, and says that valid data is valid."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -34,9 +34,9 @@ class TestSound:
     @pytest.mark.parametrize("read_pixels", [True, False])
     def test_report(self, tmp_path, read_pixels):
         report = check_data(*write_set(tmp_path), read_pixels=read_pixels)
-        assert report.is_sound
+        assert report.is_valid
         assert report.problems == ()
-        assert (report.images, report.instances, report.crowd, report.most) == (4, 4, 2, 2)
+        assert (report.images, report.instances, report.crowd, report.max_instances) == (4, 4, 2, 2)
         assert report.classes == {"cell": 2, "debris": 1, "dust": 1}
         assert report.counts == {"0": 2, "1–10": 2, "11–50": 0, "51–100": 0, "101–300": 0, "more": 0}
         assert sum(report.areas.values()) == 4
@@ -53,14 +53,14 @@ class TestSound:
 
         report = report_of(tmp_path, change)
         assert kinds(report) == {"empty mask": 1, "outside": 1}
-        assert report.is_sound
+        assert report.is_valid
         assert report.instances == 4
         assert sum(report.areas.values()) == 3  # the empty one has no size
 
     def test_a_file_of_several_images_is_a_warning(self, tmp_path):
         report = report_of(tmp_path, lambda c, _: c["images"].append({**c["images"][0], "id": 70}))
         assert kinds(report) == {"shared file": 1}
-        assert report.is_sound
+        assert report.is_valid
         assert_one_sentence(report.problems[0].text)
 
 
@@ -87,7 +87,7 @@ class TestHistograms:
     def test_instances_per_image_at_their_limits(self, tmp_path):
         report = check_data(*write_set(tmp_path, self.content([(3, 3)], [0, 1, 10, 11, 50, 51, 100, 101, 300, 301])))
         assert report.counts == dict(zip(COUNT_LIMITS, (1, 2, 2, 2, 2, 1), strict=True))
-        assert report.most == 301
+        assert report.max_instances == 301
         assert report.instances == sum([1, 10, 11, 50, 51, 100, 101, 300, 301])
 
     def test_strays_are_not_counted_as_images(self, tmp_path):
@@ -137,7 +137,7 @@ class TestProblems:
     def test_each_is_found_once(self, tmp_path, change, kind, says, read_pixels):
         report = report_of(tmp_path, change, read_pixels=read_pixels)
         assert kinds(report) == {kind: 1}
-        assert not report.is_sound
+        assert not report.is_valid
         assert says in report.problems[0].text
         assert_one_sentence(report.problems[0].text)
 
@@ -147,7 +147,7 @@ class TestProblems:
             (images / "a.png").write_bytes(whole[: len(whole) * 3 // 4])
 
         assert kinds(report_of(tmp_path, change)) == {"unreadable file": 1}
-        assert report_of(tmp_path, change, read_pixels=False).is_sound
+        assert report_of(tmp_path, change, read_pixels=False).is_valid
 
     @pytest.mark.parametrize("read_pixels", [True, False])
     @pytest.mark.parametrize("suffix", ["png", "jpg", "tif"])
@@ -166,7 +166,7 @@ class TestProblems:
             change(content, images)
             content["images"][2].update(height=18, width=16)
 
-        assert report_of(tmp_path, turn, read_pixels=read_pixels).is_sound
+        assert report_of(tmp_path, turn, read_pixels=read_pixels).is_valid
 
     def test_all_are_counted(self, tmp_path):
         def change(content, images):

@@ -22,7 +22,7 @@ from helpers.coco_files import (
 )
 from uniquery.data.coco import CocoData
 from uniquery.data.coco_json import read_json
-from uniquery.data.images import MOST_PIXELS
+from uniquery.data.images import MAX_PIXELS
 from uniquery.errors import DataError
 from uniquery.evaluation.entries import check_annotations, read_ground_truth
 
@@ -180,8 +180,8 @@ class TestWrongTables:
         assert counted["area"] == 100
 
     def test_the_largest_size_that_is_not_absurd(self, tmp_path):
-        data = changed_set(tmp_path, set_value("images", 2, width=MOST_PIXELS, height=1))
-        assert data.sizes[2].tolist() == [1, MOST_PIXELS]
+        data = changed_set(tmp_path, set_value("images", 2, width=MAX_PIXELS, height=1))
+        assert data.sizes[2].tolist() == [1, MAX_PIXELS]
 
     def test_long_values_are_not_told_whole(self, tmp_path):
         with pytest.raises(DataError) as caught:

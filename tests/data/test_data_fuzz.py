@@ -80,7 +80,7 @@ class TestFuzz:
         """Whether the set was accepted; anything but a DataError is a failure."""
         try:
             report = check_data(path, images, read_pixels=False)
-            assert report.is_sound or any(p.fatal for p in report.problems)
+            assert report.is_valid or any(p.fatal for p in report.problems)
             for problem in report.problems:
                 self.one_line(problem.text)
         except DataError as error:
@@ -96,7 +96,7 @@ class TestFuzz:
             self.one_line(error)
             return False
         assert report is not None
-        assert report.is_sound
+        assert report.is_valid
         return True
 
     def test_changed_values(self, files):
@@ -172,9 +172,9 @@ class TestTrainingFuzz:
         train = {"steps": 2, "batch_size": 2}
         config = parse_config({**CONFIG, "output": str(output), "data": data, "train": train}, where="here")
         try:
-            is_sound = check_data(annotations, images).is_sound
+            is_valid = check_data(annotations, images).is_valid
         except DataError:
-            is_sound = False
+            is_valid = False
         try:
             loop.train(config, console=Console(quiet=True))
         except UserError as error:
@@ -182,7 +182,7 @@ class TestTrainingFuzz:
             ends_well = False
         else:
             ends_well = True
-        assert ends_well == is_sound
+        assert ends_well == is_valid
         return "trained" if ends_well else "refused"
 
     def test_damaged_sets(self, tmp_path):

@@ -112,21 +112,21 @@ class TestKnobs:
 
     def test_no_lookalikes_no_shared_looks(self) -> None:
         for scene in drawn(20, size=64, lookalikes=0):
-            assert len(set(scene.looks.tolist())) == len(scene.looks)
-            assert len(np.unique(mean_colors(scene).round(1), axis=0)) == len(scene.looks)
+            assert len(set(scene.appearances.tolist())) == len(scene.appearances)
+            assert len(np.unique(mean_colors(scene).round(1), axis=0)) == len(scene.appearances)
 
     def test_lookalikes_share_class_and_color(self) -> None:
         alike, unlike = [], []
         for scene in drawn(30, lookalikes=0.5):
             colors = mean_colors(scene)
             for i, j in combinations(range(len(colors)), 2):
-                same = scene.looks[i] == scene.looks[j]
+                same = scene.appearances[i] == scene.appearances[j]
                 (alike if same else unlike).append(float(np.abs(colors[i] - colors[j]).max()))
                 assert not same or scene.labels[i] == scene.labels[j]
         assert np.median(alike) < np.median(unlike) / 3
 
     def test_lookalikes_of_one_copy_a_single_thing(self) -> None:
-        assert all(len(set(scene.looks.tolist())) == 1 for scene in drawn(5, lookalikes=1))
+        assert all(len(set(scene.appearances.tolist())) == 1 for scene in drawn(5, lookalikes=1))
 
     @pytest.mark.parametrize("occlusion", [0.0, 0.5, 1.0])
     def test_occlusion_bounds_what_is_hidden(self, occlusion: float, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +241,7 @@ class TestFiles:
 
     def test_drawings_of_other_code_are_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         make_scenes(tmp_path / "scenes", SMALL)
-        monkeypatch.setattr(scenes, "_DRAWING", 10**6)
+        monkeypatch.setattr(scenes, "_VERSION", 10**6)
         with pytest.raises(DataError, match="another version"):
             make_scenes(tmp_path / "scenes", SMALL)
 

@@ -22,7 +22,8 @@ from uniquery.report.preview import preview_picture
 from uniquery.training.config import load_config
 from uniquery.training.config_files import parse_override
 
-SHOWN = 8
+MAX_PROBLEMS = 8
+"""How many problems of one kind are printed."""
 
 
 def add_parser(commands: Any) -> None:
@@ -35,33 +36,33 @@ def add_parser(commands: Any) -> None:
         actions,
         "make-scenes",
         run_make_scenes,
-        help="draw the embedded data set: crowded scenes with exact masks, in COCO format",
+        help="draw a data set: crowded scenes with exact masks, in COCO format",
         example="uniquery data make-scenes data/scenes --set train_images=1000 --set crowding=15",
     )
-    scenes.add_argument("folder", type=Path, help="where to put it")
+    scenes.add_argument("folder", type=Path, help="the folder to make")
     add_set(scenes)
 
     check = command(
         actions,
         "check",
         run_check,
-        help="look for everything that is wrong with a COCO data set; exit code 1 if training must not start",
+        help="find everything that is wrong with a COCO data set; exit code 1 if training would not start",
         example="uniquery data check annotations/train.json images/train",
     )
     check.add_argument("annotations", type=Path)
     check.add_argument("images", type=Path)
     check.add_argument(
-        "--headers-only", action="store_true", help="do not decode images: faster, misses truncated files"
+        "--headers-only", action="store_true", help="do not decode images: faster, but does not find truncated files"
     )
 
     preview = command(
         actions,
         "preview",
         run_preview,
-        help="draw samples as training will see them, each row one image: as it is, then augmented",
+        help="draw samples as training gets them, each row one image: as it is, then augmented",
         example="uniquery data preview demo --train annotations/train.json images -o preview.png",
     )
-    preview.add_argument("config", help="a yaml file or the name of a shipped configuration")
+    preview.add_argument("config", help="a yaml file or the name of a configuration that comes with uniquery")
     add_split(preview, "--train", "the data to draw; by default the configuration's")
     preview.add_argument("-o", "--output", type=Path, default=Path("preview.png"))
     preview.add_argument("--images", type=positive, default=4, help="rows")
@@ -88,14 +89,14 @@ def run_make_scenes(args: argparse.Namespace) -> None:
 def run_check(args: argparse.Namespace) -> int:
     with progress_bar("reading images") as progress:
         report = check_data(args.annotations, args.images, read_pixels=not args.headers_only, progress=progress)
-    _show(report, Console())
-    return 0 if report.is_sound else 1
+    _print_report(report, Console())
+    return 0 if report.is_valid else 1
 
 
-def _show(report: DataReport, console: Console) -> None:
+def _print_report(report: DataReport, console: Console) -> None:
     console.print(
         f"{report.images} images, {report.instances} instances, {report.crowd} crowd regions; "
-        f"at most {report.most} instances in an image"
+        f"at most {report.max_instances} instances in an image"
     )
     for title, table in (
         ("instances of class", report.classes),
@@ -106,18 +107,18 @@ def _show(report: DataReport, console: Console) -> None:
     kinds = Counter((p.kind, p.fatal) for p in report.problems)
     for (kind, fatal), count in kinds.most_common():
         console.print(f"{'[red]error[/]' if fatal else '[yellow]warning[/]'}: {kind}, {count} times")
-        for text in [p.text for p in report.problems if p.kind == kind and p.fatal == fatal][:SHOWN]:
+        for text in [p.text for p in report.problems if p.kind == kind and p.fatal == fatal][:MAX_PROBLEMS]:
             console.print(f"    {text}", highlight=False, markup=False)
     console.print(
-        "[green]The data is sound.[/]" if report.is_sound else "[red]Training would not start with this data.[/]"
+        "[green]The data is valid.[/]" if report.is_valid else "[red]Training would not start with this data.[/]"
     )
 
 
 def _histogram(title: str, counts: dict[str, int], rows: int = 40) -> Table:
     table = Table(title, "count", "", box=None, title_justify="left")
-    most = max(counts.values(), default=0) or 1
+    largest = max(counts.values(), default=0) or 1
     for name, count in list(counts.items())[:rows]:
-        table.add_row(name, str(count), "█" * round(30 * count / most))
+        table.add_row(name, str(count), "█" * round(30 * count / largest))
     if len(counts) > rows:
         table.add_row(f"and {len(counts) - rows} more", "", "")
     return table

@@ -1,4 +1,4 @@
-"""Random changes of a training sample, each a small setting and a pure function of a random generator.
+"""Random changes of a training sample. Each is a settings model and a pure function of a random generator.
 
 Letters: K instances, H × W pixels.
 """
@@ -33,7 +33,7 @@ class Sample:
         image: (3, H, W) uint8.
         masks: (K, H, W) uint8.
         labels: (K,) int64.
-        valid: (H, W) uint8, 0 where it is unknown what the pixels show; None means that all pixels are known.
+        valid: (H, W) uint8, 0 in regions that training ignores; None means that all pixels are valid.
         things: (K,) bool, false for stuff; None means that all are things.
     """
 
@@ -71,7 +71,7 @@ class Augmentation(Settings, ABC):
 
 
 class ShortSide(Augmentation):
-    """Resizes so that the short side is drawn from a range, unless the long side would pass its limit."""
+    """Resizes to a random short side, or to a smaller one if the long side would exceed its limit."""
 
     op: Literal["short_side"] = "short_side"
     range: tuple[int, int] = Field((400, 1200), description="smallest and largest short side, in pixels")
@@ -89,7 +89,7 @@ class ShortSide(Augmentation):
 
 
 class Flip(Augmentation):
-    """Mirrors left and right."""
+    """Mirrors left and right, or top and bottom."""
 
     op: Literal["flip"] = "flip"
     p: float = Field(0.5, ge=0, le=1)
@@ -189,7 +189,7 @@ AnyAugmentation = Annotated[ShortSide | Flip | Transpose | Crop | ScaleJitter | 
 
 
 def augment(sample: Sample, steps: Sequence[Augmentation], rng: np.random.Generator) -> Sample:
-    """Applies the steps in order; instances that end up without a pixel are dropped."""
+    """Applies the steps in order; instances without a pixel left are dropped."""
     for step in steps:
         sample = step(sample, rng)
     return sample.without_empty()
@@ -217,7 +217,7 @@ def _resize_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def resized_size(height: int, width: int, short: int, longest: int) -> tuple[int, int]:
-    """The size with the given short side, unless the long side would pass its limit.
+    """The size with the given short side, or a smaller one if the long side would exceed its limit.
 
     >>> resized_size(480, 640, short=800, longest=1333)
     (800, 1067)

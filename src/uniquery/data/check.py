@@ -28,9 +28,9 @@ class DataReport:
         crowd: how many crowd regions.
         problems: everything found, fatal or not.
         classes: class → instances.
-        areas: size range → instances whose masks are sound and not empty.
+        areas: size range → instances whose masks are valid and not empty.
         counts: number of instances → images.
-        most: the largest number of instances of an image.
+        max_instances: the largest number of instances of an image.
     """
 
     images: int
@@ -40,10 +40,10 @@ class DataReport:
     classes: dict[str, int]
     areas: dict[str, int]
     counts: dict[str, int]
-    most: int
+    max_instances: int
 
     @property
-    def is_sound(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether training may start."""
         return not any(p.fatal for p in self.problems)
 
@@ -118,7 +118,7 @@ def _summary(raw: Mapping[str, Any], check: TableCheck) -> DataReport:
         classes=dict(classes),
         areas={name: areas[name] for name in AREA_LIMITS},
         counts={name: counts[name] for name in COUNT_LIMITS},
-        most=max(per_image.values(), default=0),
+        max_instances=max(per_image.values(), default=0),
     )
 
 

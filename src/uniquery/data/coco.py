@@ -95,9 +95,9 @@ class CocoData:
         self._extras = PackedStrings([json.dumps(one) if one else "" for one in extras])
 
     def _pack_boxes(self, annotations: Sequence[Row]) -> None:
-        """The boxes of the json, NaN where there is none; training does not read them, so unsound ones are kept too."""
+        """The boxes of the json, NaN where there is none; training does not read them, so invalid ones are kept too."""
         boxes = np.full((len(annotations), 4), np.nan)
-        self._unsound_boxes: dict[int, Any] = {}
+        self._invalid_boxes: dict[int, Any] = {}
         for number, row in enumerate(annotations):
             box = row.get("bbox")
             if box is None or box == []:
@@ -105,7 +105,7 @@ class CocoData:
             try:
                 boxes[number] = read_box(box)
             except ValueError:
-                self._unsound_boxes[number] = box
+                self._invalid_boxes[number] = box
         self.boxes = _shared(boxes, np.float64)
 
     def __len__(self) -> int:
@@ -206,7 +206,7 @@ class CocoData:
         }
         index = torch.repeat_interleave(torch.arange(len(self)), self.starts.diff()).tolist()
         boxes = [None if box[0] != box[0] else box for box in self.boxes.tolist()]
-        for number, box in self._unsound_boxes.items():
+        for number, box in self._invalid_boxes.items():
             boxes[number] = box
         columns = (self.annotation_ids, self.labels, self.crowd, self.areas)
         annotations = [

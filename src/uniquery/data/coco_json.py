@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from uniquery.data.dataset import Row
-from uniquery.data.images import MOST_PIXELS, inside_root, is_file
+from uniquery.data.images import MAX_PIXELS, inside_root, is_file
 from uniquery.data.json_values import has_size, is_finite_number, is_id, is_text, parse_json, read_mask, shorten
 from uniquery.errors import DataError
 from uniquery.masks import rle
@@ -41,7 +41,7 @@ class TableCheck:
     Attributes:
         problems: everything that is wrong.
         file_names: image id → name of its file, relative to the image folder, where it has one.
-        masks: annotation id → its mask, where the segmentation is sound; it may be empty.
+        masks: annotation id → its mask, where the segmentation is valid; it may be empty.
         mask_areas: annotation id → number of pixels of that mask.
     """
 
@@ -121,7 +121,7 @@ def _image_problems(rows: Sequence[Row], image_root: Path, file_names: dict[int,
             continue
         file_names[row["id"]] = name
         if not has_size(row):
-            needs = f"needs 'width' and 'height', whole numbers above 0 and at most {MOST_PIXELS:,} pixels together"
+            needs = f"needs 'width' and 'height', whole numbers above 0 and at most {MAX_PIXELS:,} pixels together"
             given = f"{shorten(row.get('width'))} and {shorten(row.get('height'))}"
             yield Problem("image entry", f"{image} {needs}, not {given}.")
         try:

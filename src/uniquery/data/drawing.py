@@ -1,8 +1,8 @@
-"""How things and backgrounds of drawn scenes look, bit for bit the same on every machine.
+"""Draws the objects and backgrounds of scenes, with the same bits on every machine.
 
-All is made of + − × ÷ √ floor and comparisons, which IEEE 754 rounds alike everywhere, and of random numbers from
+Only + − × ÷ √ floor and comparisons are used, which IEEE 754 rounds in the same way everywhere, and random numbers of
 `Generator.random`: sin, exp and BLAS may differ in the last bit between processors. Arrays are float32 and scalars
-Python floats, which NumPy 1 and 2 combine alike. The letters u, v are a thing's own coordinates.
+Python floats, which NumPy 1 and 2 combine in the same way. The letters u, v are coordinates in an object's own frame.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.floating[Any]]  # float32 in fact; the stubs take a Python float for a float64
+Array = npt.NDArray[np.floating[Any]]  # always float32; to the type stubs a Python float makes it float64
 Floats = tuple[float, ...]
 Rng = np.random.Generator
 
@@ -22,34 +22,44 @@ CLASS_NAMES = ("disc", "box", "triangle", "star", "ring", "crescent", "cross", "
 
 
 @dataclass(frozen=True)
-class Thing:
-    """What to draw; eight `traits` in 0..1 deform it, eight `paint` in 0..1 and `colors` (2, 3) dress it."""
+class SceneObject:
+    """One object to draw.
+
+    Attributes:
+        label: its class, an index in `CLASS_NAMES`.
+        appearance: equal for objects that share colors and texture.
+        radius: in pixels.
+        axis: unit vector of its orientation.
+        shape: eight numbers in 0..1 that vary its shape.
+        texture: eight numbers in 0..1 that choose its texture and shading.
+        colors: (2, 3) RGB in 0..1.
+    """
 
     label: int
-    look: int
+    appearance: int
     radius: float
     axis: tuple[float, float]
-    traits: Floats
-    paint: Floats
+    shape: Floats
+    texture: Floats
     colors: Array
 
 
-def shape(thing: Thing) -> tuple[int, int, Array, Array, Array]:
-    """A window around the thing: its left and top from the center, the implicit function (< 0 inside), u and v."""
-    half = int(1.4 * thing.radius) + 2
+def shape(obj: SceneObject) -> tuple[int, int, Array, Array, Array]:
+    """A window around the object: its left and top from the center, the implicit function (< 0 inside), u and v."""
+    half = int(1.4 * obj.radius) + 2
     x = np.arange(-half, half + 1, dtype=np.float32)
     y = x[:, None]
-    (c, s), t = thing.axis, thing.traits
-    u = (c * x + s * y) / thing.radius
-    v = (c * y - s * x) / (thing.radius * (0.6 + 0.4 * t[0]))
+    (c, s), t = obj.axis, obj.shape
+    u = (c * x + s * y) / obj.radius
+    v = (c * y - s * x) / (obj.radius * (0.6 + 0.4 * t[0]))
     u, v = u + 0.07 * t[1] * _wave(0.6 * v + t[2]), v + 0.07 * t[3] * _wave(0.6 * u + t[4])
-    values = _implicit(CLASS_NAMES[thing.label], u, v, t[5:])
+    values = _implicit(CLASS_NAMES[obj.label], u, v, t[5:])
     inside = values < 0
     rows, columns = (np.flatnonzero(np.any(inside, axis=axis)) for axis in (1, 0))
-    margin = 3 + int(0.08 * thing.radius)  # for the shadow
+    margin = 3 + int(0.08 * obj.radius)  # for the shadow
     top, left = max(0, int(rows[0]) - margin), max(0, int(columns[0]) - margin)
-    cut = slice(top, int(rows[-1]) + margin + 1), slice(left, int(columns[-1]) + margin + 1)
-    return left - half, top - half, values[cut], u[cut], v[cut]
+    window = slice(top, int(rows[-1]) + margin + 1), slice(left, int(columns[-1]) + margin + 1)
+    return left - half, top - half, values[window], u[window], v[window]
 
 
 def edge(values: Array) -> tuple[Array, Array, Array]:
@@ -59,27 +69,30 @@ def edge(values: Array) -> tuple[Array, Array, Array]:
     return values / slope, dx / slope, dy / slope
 
 
-def paint(under: Array, thing: Thing, parts: list[Array], light: tuple[float, float], lattice: Array) -> Array:
-    """`under` (3, h, w) with the thing over it: pattern, light, bevel, gloss, outline, and a soft shadow around."""
-    distance, normal_x, normal_y, u, v = parts
-    kind, scale, shift, rim, depth, gloss, ink, slant = thing.paint
-    period, (c, s), (lx, ly) = max(0.35 + 0.5 * scale, 4 / thing.radius), thing.axis, light
+def paint(canvas: Array, obj: SceneObject, geometry: list[Array], light: tuple[float, float], lattice: Array) -> Array:
+    """`canvas` (3, h, w) with the object over it: pattern, light, bevel, gloss, outline, and a soft shadow around.
+
+    `geometry` is the distance to the outline, the normal's x and y, u and v, each (h, w).
+    """
+    distance, normal_x, normal_y, u, v = geometry
+    kind, scale, shift, rim, depth, gloss, ink, slant = obj.texture
+    period, (c, s), (lx, ly) = max(0.35 + 0.5 * scale, 4 / obj.radius), obj.axis, light
     a, b = (u + slant * v) / period + 7 * shift, (v - slant * u) / period + 5 * shift
     pattern = _pattern(kind, a, b, lattice)
-    du, dv = c * lx + s * ly, c * ly - s * lx  # the light in the thing's own coordinates
-    bevel = np.clip(1 + distance / (1.5 + 0.15 * thing.radius), 0, 1) * (normal_x * lx + normal_y * ly)
+    du, dv = c * lx + s * ly, c * ly - s * lx  # the light in the object's own coordinates
+    bevel = np.clip(1 + distance / (1.5 + 0.15 * obj.radius), 0, 1) * (normal_x * lx + normal_y * ly)
     shade = 0.95 + 0.25 * (u * du + v * dv) + (0.1 + 0.4 * depth) * bevel
     spot = np.clip(1 - 6 * ((u - 0.4 * du) * (u - 0.4 * du) + (v - 0.4 * dv) * (v - 0.4 * dv)), 0, 1)
-    line = np.clip(1.5 + 0.03 * thing.radius + distance, 0, 1) * (0.3 + 0.6 * rim)
-    ground, marks = thing.colors[:, :, None, None]  # (3, 1, 1) each
+    line = np.clip(1.5 + 0.03 * obj.radius + distance, 0, 1) * (0.3 + 0.6 * rim)
+    ground, marks = obj.colors[:, :, None, None]  # (3, 1, 1) each
     color = _mix(ground, marks, pattern) * shade + 0.5 * gloss * spot * spot
     color = np.clip(_mix(color, 0.15 * ground + 0.9 * (ink > 0.8), line), 0, 1)
-    shadow = 1 - 0.4 * np.clip(1 - distance / (2 + 0.08 * thing.radius), 0, 1)
-    return _mix(under * shadow, color, np.clip(0.5 - distance, 0, 1))
+    shadow = 1 - 0.4 * np.clip(1 - distance / (2 + 0.08 * obj.radius), 0, 1)
+    return _mix(canvas * shadow, color, np.clip(0.5 - distance, 0, 1))
 
 
 def background(rng: Rng, side: int, lattice: Array) -> Array:
-    """(3, H, W): two dull colors, blended by a gradient and smooth noise, under a faint pattern."""
+    """(3, H, W): two dull colors, blended by a gradient and smooth noise, with a faint pattern."""
     x = np.arange(side, dtype=np.float32) / side
     y = x[:, None]
     (c, s), p = direction(rng), [rng.random() for _ in range(6)]
@@ -92,12 +105,12 @@ def background(rng: Rng, side: int, lattice: Array) -> Array:
     return _mix(first, second, np.clip(blend, 0, 1)) + 0.2 * p[5] * (pattern - 0.5)
 
 
-def _mix(first: Array, second: Array, share: Array) -> Array:
-    return first + (second - first) * share
+def _mix(first: Array, second: Array, weight: Array) -> Array:
+    return first + (second - first) * weight
 
 
 def direction(rng: Rng) -> tuple[float, float]:
-    """A unit vector, uniform in angle, without sine and cosine."""
+    """A random unit vector, uniform in angle, without sine and cosine."""
     while True:
         x, y = 2 * rng.random() - 1, 2 * rng.random() - 1
         square = x * x + y * y
@@ -106,17 +119,17 @@ def direction(rng: Rng) -> tuple[float, float]:
 
 
 def random_color(rng: Rng, saturation_from: float, saturation_to: float) -> Array:
-    """(3,) RGB in 0..1 of a random hue, bright enough to be seen."""
+    """(3,) RGB in 0..1 of a random hue, bright enough to be visible."""
     hue, value = 6 * rng.random(), 0.45 + 0.55 * rng.random()
     saturation = saturation_from + (saturation_to - saturation_from) * rng.random()
-    turned = np.array([hue, hue + 4, hue + 2], dtype=np.float32)
-    turned = turned - 6 * np.floor(turned / 6)
-    color: Array = value * (1 - saturation * (1 - np.clip(np.abs(turned - 3) - 1, 0, 1)))
+    channels = np.array([hue, hue + 4, hue + 2], dtype=np.float32)
+    channels = channels - 6 * np.floor(channels / 6)
+    color: Array = value * (1 - saturation * (1 - np.clip(np.abs(channels - 3) - 1, 0, 1)))
     return color
 
 
 def _wave(t: Array) -> Array:
-    """A sine of period 1 in effect, made of parabolas."""
+    """Close to a sine of period 1, made of parabolas."""
     t = t - np.floor(t) - 0.5
     height: Array = 8 * t * (1 - 2 * np.abs(t))
     return height
@@ -138,7 +151,7 @@ def _length(x: Array, y: Array) -> Array:
 
 
 def _pattern(kind: float, a: Array, b: Array, lattice: Array) -> Array:
-    """A texture in 0..1 of period 1 in a and b; `kind` in 0..1 picks it."""
+    """A texture in 0..1 of period 1 in a and b; `kind` in 0..1 selects it."""
     texture: Array
     match int(6 * kind):
         case 0:
@@ -157,7 +170,7 @@ def _pattern(kind: float, a: Array, b: Array, lattice: Array) -> Array:
 
 
 def _implicit(name: str, u: Array, v: Array, t: Floats) -> Array:
-    """Negative inside the shape of a class, of a radius about 1; `t` in 0..1 gives it character."""
+    """Negative inside the shape of a class, of a radius about 1; `t` in 0..1 varies the shape."""
     values: Array
     match name:
         case "disc":
@@ -186,7 +199,7 @@ def _box(u: Array, v: Array, corner: float) -> Array:
 
 
 def _star(u: Array, v: Array, notch: float, tip: float = 1.25) -> Array:
-    """Folded by its mirrors into a tenth, where the outline is one line from tip to notch."""
+    """Mirrored into a tenth of the plane, where the outline is one line from tip to notch."""
     u = np.abs(u)
     for cos, sin in ((-0.309017, 0.951057), (0.809017, 0.587785)):  # mirrors at 108° and 36° from the tip
         beyond = np.maximum(u * cos - v * sin, 0)
@@ -195,7 +208,7 @@ def _star(u: Array, v: Array, notch: float, tip: float = 1.25) -> Array:
 
 
 def _blob(u: Array, v: Array, t: Floats) -> Array:
-    """Three lobes that melt into one another."""
+    """Three lobes that merge into one another."""
     pull = np.zeros_like(u)
     for x, y in ((0.6, 0.2 * t[0]), (-0.5, 0.55), (-0.2 - 0.3 * t[1], -0.6)):
         pull = pull + 0.17 / ((u - x) * (u - x) + (v - y) * (v - y) + 0.02)

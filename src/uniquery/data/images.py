@@ -1,4 +1,4 @@
-"""Reading images from strangers: any mode, any orientation, one sentence when something is wrong."""
+"""Reads images of any source: any mode, any EXIF orientation, one sentence when something is wrong."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, TiffImageFile
 from uniquery.errors import DataError
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif"})
-FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM", "GIF")  # for some others pillow starts programs
-MOST_PIXELS = 178_956_970  # where pillow takes a file for an attack
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM", "GIF")  # for some other formats pillow starts programs
+MAX_PIXELS = 178_956_970  # pillow refuses larger files as decompression bombs
 _SIXTEEN_BIT = ("I;16", "I;16B", "I;16L", "I;16N", "I")
-_TURNED = (5, 6, 7, 8)  # the EXIF orientations that exchange height and width
+_ROTATED = (5, 6, 7, 8)  # the EXIF orientations that swap height and width
 
 
 def read_image(path: Path) -> npt.NDArray[np.uint8]:
@@ -29,7 +29,7 @@ def read_image(path: Path) -> npt.NDArray[np.uint8]:
     fit 8 bits as they are.
 
     Raises:
-        DataError: the file is missing, not an image, cut off, needs more than 16 bits, or claims an absurd size.
+        DataError: the file is missing, not an image, truncated, needs more than 16 bits, or is too large.
     """
     with _opened(path) as image:
         return rgb_array(image)
@@ -39,25 +39,25 @@ def image_size(path: Path) -> tuple[int, int]:
     """(height, width) after EXIF orientation, from the header alone.
 
     Raises:
-        DataError: the file is missing, not an image, or claims an absurd size.
+        DataError: the file is missing, not an image, or too large.
     """
     with _opened(path) as image:
         width, height = image.size
-        if isinstance(image, TiffImageFile):  # some versions of pillow turn its size on opening, but not its tags
+        if isinstance(image, TiffImageFile):  # some versions of pillow rotate its size on opening, but not its tags
             width, height = image.tag_v2[IMAGEWIDTH], image.tag_v2[IMAGELENGTH]
-        exif = Image.Image.getexif(image)  # the method of PNG files would decode the whole file in search of EXIF
-        turned = exif.get(ExifTags.Base.Orientation) in _TURNED
-        return (width, height) if turned else (height, width)
+        exif = Image.Image.getexif(image)  # the method of PNG files would decode the whole file to find EXIF data
+        is_rotated = exif.get(ExifTags.Base.Orientation) in _ROTATED
+        return (width, height) if is_rotated else (height, width)
 
 
 def check_image_root(root: Path) -> None:
-    """Raises unless the image folder is there."""
-    if not os.path.isdir(root):  # noqa: PTH112 (Path.is_dir raises for names that the system refuses)
+    """Raises unless the image folder exists."""
+    if not os.path.isdir(root):  # noqa: PTH112 (Path.is_dir raises for names that the system does not allow)
         raise DataError(f"Image folder not found: {root}.")
 
 
 def is_file(path: Path) -> bool:
-    """Whether a file is there; a name that the system refuses is not."""
+    """Whether a file exists; false for names that the system does not allow."""
     return os.path.isfile(path)  # noqa: PTH113 (Path.is_file raises for such names)
 
 
@@ -65,10 +65,10 @@ def inside_root(root: Path, name: str) -> Path:
     """The path of a file named in annotations.
 
     Raises:
-        DataError: the name is empty or absolute on any system, climbs out of the root, or holds control characters.
+        DataError: the name is empty or absolute on any system, leads outside the root, or has control characters.
     """
     relative = Path(os.path.normpath(name))
-    is_anchored = PureWindowsPath(str(relative)).anchor  # a leading slash, or what Windows takes for more
+    is_anchored = PureWindowsPath(str(relative)).anchor  # a leading slash, or a drive of Windows
     if not name or min(name) < " " or is_anchored or relative.parts[:1] in ((), (os.pardir,)):
         raise DataError(
             f"{name[:80]!r} does not name a file inside the image folder {root}: use a name relative to it."
@@ -78,7 +78,7 @@ def inside_root(root: Path, name: str) -> Path:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """An image file, its header read; pillow's warnings about large or slightly odd files stay silent."""
+    """An image file, of which the header is read; pillow's warnings about large or unusual files are not shown."""
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(path, formats=FORMATS) as image:
             yield image
@@ -87,8 +87,8 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     except UnidentifiedImageError:
         raise DataError(f"{path} is not a readable image: it is damaged, or none of {', '.join(FORMATS)}.") from None
     except Image.DecompressionBombError:
-        raise DataError(f"{path} claims to have more than {MOST_PIXELS:,} pixels: refused.") from None
-    except Exception as error:  # pillow's decoders raise whatever they meet in a broken file
+        raise DataError(f"{path} claims to have more than {MAX_PIXELS:,} pixels: it is refused.") from None
+    except Exception as error:  # pillow's decoders raise errors of many kinds on broken files
         raise DataError(f"{path} is not a readable image: {_one_line(error)}.") from None
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 from hotcoco import mask as coco_mask
 
-from uniquery.data.images import MOST_PIXELS
+from uniquery.data.images import MAX_PIXELS
 from uniquery.errors import DataError
 from uniquery.masks import rle
 
@@ -38,7 +38,7 @@ def parse_json(path: Path) -> Any:
 def read_mask(segmentation: Any, height: int, width: int) -> rle.Rle:
     """The compressed run lengths of any COCO segmentation.
 
-    Intersected with the full mask, sound run lengths stay as they are. That test takes a few microseconds, and saves
+    Intersected with the full mask, valid run lengths stay as they are. That test takes a few microseconds, and saves
     most masks `rle.from_segmentation`, which takes a hundred.
 
     Raises:
@@ -111,7 +111,7 @@ def is_text(value: object) -> TypeGuard[str]:
 def has_size(row: Mapping[str, Any]) -> bool:
     """Whether an entry of 'images' has a height and a width that an image can have."""
     height, width = row.get("height"), row.get("width")
-    return is_id(height) and is_id(width) and min(height, width) > 0 and height * width <= MOST_PIXELS
+    return is_id(height) and is_id(width) and min(height, width) > 0 and height * width <= MAX_PIXELS
 
 
 def shorten(value: Any) -> str:

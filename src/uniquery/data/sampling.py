@@ -13,9 +13,8 @@ from torch.utils.data import Sampler
 class EndlessBatches(Sampler[list[tuple[int, int]]]):
     """Batches of (epoch, index) from one endless sequence of permutations, from a given step on.
 
-    Position p of the sequence is image π_e(p mod n) of epoch e = p div n. Step s takes the next `batch_size`
-    positions, and each of several processes its part of them, so any step can be started from without replaying
-    those before.
+    Position p of the sequence is image π_e(p mod n) of epoch e = p div n. Each step takes the next `batch_size`
+    positions for each process, so training can start at any step without replaying the steps before it.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """Drawn scenes: a small COCO data set without a download, the same pixels on every machine for a given seed.
 
-Crowds of overlapping things. The class is the shape; paint varies from thing to thing, and some things share it, so
-that appearance alone does not tell them apart. Later things hide earlier ones; a mask is what stays visible.
+Crowds of overlapping objects. The class is the shape. Colors and texture vary from object to object, but some objects
+share them, so that appearance alone does not distinguish them. Later objects cover earlier ones; a mask is what stays
+visible.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from uniquery.data.drawing import (
     CLASS_NAMES,
     Array,
     Rng,
-    Thing,
+    SceneObject,
     background,
     direction,
     edge,
@@ -34,75 +35,74 @@ from uniquery.data.drawing import (
 )
 from uniquery.errors import DataError
 from uniquery.masks import rle
+from uniquery.settings import Settings
 
 SPLITS = ("train", "val")
-_DRAWING = 1  # raise it when the pictures change: a folder drawn by older code is then refused instead of reused
-_MIN_PIXELS, _MIN_SHARE = 20, 0.25  # of each thing at least this stays visible
+_VERSION = 1  # increase it when the images change: a folder of an older version is then refused instead of reused
+_MIN_PIXELS, _MIN_SHARE = 20, 0.25  # at least this much of each object stays visible
 
 
-class ScenesConfig(BaseModel):
-    """The knobs of the drawn data set."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class ScenesConfig(Settings):
+    """The settings of the drawn data set."""
 
     train_images: int = Field(400, ge=1, le=999_999, description="Images of the training split.")
     val_images: int = Field(100, ge=1, le=999_999, description="Images of the validation split.")
-    size: int = Field(192, ge=64, le=1024, description="Side of the square images in pixels; things grow with it.")
+    size: int = Field(192, ge=64, le=1024, description="Side of the square images in pixels; objects grow with it.")
     classes: int = Field(
         6, ge=1, le=len(CLASS_NAMES), description=f"How many of these occur: {', '.join(CLASS_NAMES)}."
     )
-    crowding: float = Field(10.0, ge=1, le=60, description="Things per image on average; a full one takes fewer.")
-    lookalikes: float = Field(0.3, ge=0, le=1, description="Share of things that copy another's class and paint.")
-    occlusion: float = Field(0.5, ge=0, le=1, description="0: things touch at most; 1: up to 3/4 may be hidden.")
-    seed: int = Field(0, ge=0, description="Every picture follows from it.")
+    crowding: float = Field(10.0, ge=1, le=60, description="Objects per image on average; fewer if they do not fit.")
+    lookalikes: float = Field(0.3, ge=0, le=1, description="Share of objects that copy another's class and texture.")
+    occlusion: float = Field(0.5, ge=0, le=1, description="0: objects only touch; 1: up to 3/4 may be covered.")
+    seed: int = Field(0, ge=0, description="All images follow from it.")
 
 
 @dataclass(frozen=True)
 class Scene:
-    """One drawn picture with K things.
+    """One drawn image with K objects.
 
     Attributes:
         image: (H, W, 3) uint8 RGB.
-        masks: (K, H, W) bool, disjoint and not empty: the visible part of each thing.
+        masks: (K, H, W) bool, disjoint and not empty: the visible pixels of each object.
         labels: (K,) int64, indices in `CLASS_NAMES`.
-        looks: (K,) int64, equal for things that share their paint.
+        appearances: (K,) int64, equal for objects that share colors and texture.
     """
 
     image: npt.NDArray[np.uint8]
     masks: npt.NDArray[np.bool_]
     labels: npt.NDArray[np.int64]
-    looks: npt.NDArray[np.int64]
+    appearances: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class SceneFiles:
-    """Where a drawn data set lies."""
+    """The files of a drawn data set."""
 
     root: Path
 
     def images(self, split: str) -> Path:
-        """The folder of a split's pictures."""
+        """The folder of a split's images."""
         return self.root / "images" / split
 
     def annotations(self, split: str) -> Path:
-        """The COCO file of a split."""
+        """The COCO json of a split."""
         return self.root / "annotations" / f"{split}.json"
 
 
 @dataclass
-class _Sheet:
-    """A scene in the making: `spare` says how many pixels each thing may still lose."""
+class _Canvas:
+    """A scene that is being drawn."""
 
     pixels: Array  # (3, H, W)
     owner: npt.NDArray[np.int64]  # (H, W), −1 for the background
     lattice: Array  # (32, 32), the source of all smooth noise
     light: tuple[float, float]
-    spots: list[tuple[int, int, float]] = field(default_factory=list)  # x, y, radius
-    spare: list[float] = field(default_factory=list)
+    circles: list[tuple[int, int, float]] = field(default_factory=list)  # x, y, radius of each object
+    may_lose: list[float] = field(default_factory=list)  # how many pixels of each object may still be covered
 
 
 def draw_scene(rng: Rng, config: ScenesConfig) -> Scene:
-    """One scene; the seed and the numbers of images in `config` play no part.
+    """One scene; the seed and the numbers of images in `config` are not used.
 
     >>> scene = draw_scene(np.random.default_rng(0), ScenesConfig(size=64, crowding=3))
     >>> scene.image.shape, len(scene.masks) == len(scene.labels)
@@ -110,75 +110,75 @@ def draw_scene(rng: Rng, config: ScenesConfig) -> Scene:
     """
     lattice, side = rng.random((32, 32)).astype(np.float32), config.size
     owner = np.full((side, side), -1, dtype=np.int64)
-    sheet = _Sheet(background(rng, side, lattice), owner, lattice, direction(rng))
-    things = [placed for thing in _plan(rng, config) if (placed := _place(rng, sheet, thing, config.occlusion))]
+    canvas = _Canvas(background(rng, side, lattice), owner, lattice, direction(rng))
+    objects = [drawn for obj in _plan(rng, config) if (drawn := _draw(rng, canvas, obj, config.occlusion))]
     grain = (rng.random((side, side)).astype(np.float32) - 0.5) * 0.03
-    image = (np.clip(sheet.pixels + grain, 0, 1) * 255 + 0.5).astype(np.uint8).transpose(1, 2, 0)
-    masks = owner == np.arange(len(things))[:, None, None]
-    labels = np.array([thing.label for thing in things], dtype=np.int64)
-    looks = np.array([thing.look for thing in things], dtype=np.int64)
-    return Scene(np.ascontiguousarray(image), masks, labels, looks)
+    image = (np.clip(canvas.pixels + grain, 0, 1) * 255 + 0.5).astype(np.uint8).transpose(1, 2, 0)
+    masks = owner == np.arange(len(objects))[:, None, None]
+    labels = np.array([obj.label for obj in objects], dtype=np.int64)
+    appearances = np.array([obj.appearance for obj in objects], dtype=np.int64)
+    return Scene(np.ascontiguousarray(image), masks, labels, appearances)
 
 
-def _plan(rng: Rng, config: ScenesConfig) -> list[Thing]:
-    """The things wished for, larger ones mostly first, so that they do not bury the small ones."""
-    smallest, largest = _smallest(config.size), 0.45 * config.size
-    things: list[Thing] = []
+def _plan(rng: Rng, config: ScenesConfig) -> list[SceneObject]:
+    """The objects to draw, larger ones mostly first, so that they do not cover the small ones."""
+    smallest, largest = _smallest_radius(config.size), 0.45 * config.size
+    objects: list[SceneObject] = []
     for _ in range(max(1, int(config.crowding * (0.5 + rng.random()) + 0.5))):
-        if things and rng.random() < config.lookalikes:
-            things.append(_copy(rng, things[int(rng.random() * len(things))], smallest))
+        if objects and rng.random() < config.lookalikes:
+            objects.append(_copy(rng, objects[int(rng.random() * len(objects))], smallest))
             continue
         share, label = rng.random(), int(rng.random() * config.classes)
         radius = smallest + (largest - smallest) * share * share
-        traits, paint = (tuple(rng.random(8).tolist()) for _ in range(2))
+        form, texture = (tuple(rng.random(8).tolist()) for _ in range(2))
         colors = np.stack([random_color(rng, 0.4, 1.0), random_color(rng, 0.2, 1.0)])
-        things.append(Thing(label, len(things), radius, direction(rng), traits, paint, colors))
-    return sorted(things, key=lambda thing: -thing.radius * (0.5 + rng.random()))
+        objects.append(SceneObject(label, len(objects), radius, direction(rng), form, texture, colors))
+    return sorted(objects, key=lambda obj: -obj.radius * (0.5 + rng.random()))
 
 
-def _smallest(side: int) -> float:
-    """The least radius at which a shape of an image of this side is still told from the others."""
+def _smallest_radius(side: int) -> float:
+    """The smallest radius at which the classes can be distinguished in an image of this side."""
     return max(6.0, 0.05 * side)
 
 
-def _copy(rng: Rng, model: Thing, smallest: float) -> Thing:
-    """A look-alike: the same class and paint, all slightly varied, turned at will."""
-    radius = max(smallest, model.radius * (0.8 + 0.4 * rng.random()))
-    colors = np.clip(model.colors + 0.05 * (rng.random((2, 3)).astype(np.float32) - 0.5), 0, 1)
-    traits = tuple(min(max(trait + 0.2 * (rng.random() - 0.5), 0.0), 1.0) for trait in model.traits)
-    return replace(model, radius=radius, axis=direction(rng), colors=colors, traits=traits)
+def _copy(rng: Rng, original: SceneObject, smallest: float) -> SceneObject:
+    """A look-alike: the same class and appearance, slightly varied, in another orientation."""
+    radius = max(smallest, original.radius * (0.8 + 0.4 * rng.random()))
+    colors = np.clip(original.colors + 0.05 * (rng.random((2, 3)).astype(np.float32) - 0.5), 0, 1)
+    form = tuple(min(max(value + 0.2 * (rng.random() - 0.5), 0.0), 1.0) for value in original.shape)
+    return replace(original, radius=radius, axis=direction(rng), colors=colors, shape=form)
 
 
-def _place(rng: Rng, sheet: _Sheet, thing: Thing, occlusion: float) -> Thing | None:
-    """Draw the thing where it hides no older one too much, smaller if need be; None if there is no such place."""
-    side = len(sheet.owner)
+def _draw(rng: Rng, canvas: _Canvas, obj: SceneObject, occlusion: float) -> SceneObject | None:
+    """Draws the object where it covers no older one too much, smaller if necessary; None if there is no such place."""
+    side = len(canvas.owner)
     for _ in range(6):
-        left, top, values, u, v = shape(thing)
+        left, top, values, u, v = shape(obj)
         inside = values < 0
-        whole = np.count_nonzero(inside)
+        full_area = np.count_nonzero(inside)
         for _ in range(8):
-            x, y = _spot(rng, sheet, thing.radius, occlusion)
+            x, y = _center(rng, canvas, obj.radius, occlusion)
             rows, window_rows = _overlap(y + top, values.shape[0], side)
             columns, window_columns = _overlap(x + left, values.shape[1], side)
-            owner, new = sheet.owner[rows, columns], inside[window_rows, window_columns]
-            lost = np.bincount(owner[new] + 1, minlength=len(sheet.spots) + 1)[1:]
+            owner, new = canvas.owner[rows, columns], inside[window_rows, window_columns]
+            lost = np.bincount(owner[new] + 1, minlength=len(canvas.circles) + 1)[1:]
             area = np.count_nonzero(new)
-            if area < max(_MIN_PIXELS, 0.6 * whole) or np.any(lost > sheet.spare):
+            if area < max(_MIN_PIXELS, 0.6 * full_area) or np.any(lost > canvas.may_lose):
                 continue
-            owner[new] = len(sheet.spots)
-            must_stay = max(_MIN_PIXELS, _MIN_SHARE * whole, (1 - (1 - _MIN_SHARE) * occlusion) * area)
-            sheet.spare = [*(np.array(sheet.spare) - lost).tolist(), area - must_stay]
-            sheet.spots.append((x, y, thing.radius))
-            under = sheet.pixels[:, rows, columns]
-            parts = [part[window_rows, window_columns] for part in (*edge(values), u, v)]
-            under[:] = paint(under, thing, parts, sheet.light, sheet.lattice)
-            return thing
-        thing = replace(thing, radius=max(_smallest(side), 0.8 * thing.radius))
+            owner[new] = len(canvas.circles)
+            must_stay = max(_MIN_PIXELS, _MIN_SHARE * full_area, (1 - (1 - _MIN_SHARE) * occlusion) * area)
+            canvas.may_lose = [*(np.array(canvas.may_lose) - lost).tolist(), area - must_stay]
+            canvas.circles.append((x, y, obj.radius))
+            pixels = canvas.pixels[:, rows, columns]
+            geometry = [array[window_rows, window_columns] for array in (*edge(values), u, v)]
+            pixels[:] = paint(pixels, obj, geometry, canvas.light, canvas.lattice)
+            return obj
+        obj = replace(obj, radius=max(_smallest_radius(side), 0.8 * obj.radius))
     return None
 
 
 def _overlap(start: int, length: int, side: int) -> tuple[slice, slice]:
-    """Which pixels of the image a window covers, and which of its own they are.
+    """Where a window overlaps the image: the slice of the image, and the slice of the window.
 
     >>> _overlap(-2, 5, 192)
     (slice(0, 3, None), slice(2, 5, None))
@@ -187,26 +187,26 @@ def _overlap(start: int, length: int, side: int) -> tuple[slice, slice]:
     return slice(first, last), slice(first - start, last - start)
 
 
-def _spot(rng: Rng, sheet: _Sheet, radius: float, occlusion: float) -> tuple[int, int]:
-    """A center, mostly beside an older thing: crowds touch and overlap."""
-    side = len(sheet.owner)
+def _center(rng: Rng, canvas: _Canvas, radius: float, occlusion: float) -> tuple[int, int]:
+    """A random center, mostly beside an older object: crowds touch and overlap."""
+    side = len(canvas.owner)
     x, y = side * rng.random(), side * rng.random()
-    if sheet.spots and rng.random() < 0.6:
-        x, y, other = sheet.spots[int(rng.random() * len(sheet.spots))]
-        reach = (radius + other) * (1 - 0.6 * occlusion * rng.random())
+    if canvas.circles and rng.random() < 0.6:
+        x, y, other = canvas.circles[int(rng.random() * len(canvas.circles))]
+        distance = (radius + other) * (1 - 0.6 * occlusion * rng.random())
         dx, dy = direction(rng)
-        x, y = x + reach * dx, y + reach * dy
+        x, y = x + distance * dx, y + distance * dy
     margin = min(0.75 * radius, 0.5 * side)
     return int(min(max(x, margin), side - 1 - margin)), int(min(max(y, margin), side - 1 - margin))
 
 
 def make_scenes(root: Path, config: ScenesConfig, progress: Callable[[int, int], None] | None = None) -> SceneFiles:
-    """Draw both splits below `root`, all or nothing; a folder that already holds exactly this data is reused.
+    """Draws both splits into `root`, completely or not at all; a folder that holds exactly this data is reused.
 
     Args:
         root: the folder to make, with `images/<split>/000001.png …` and `annotations/<split>.json`.
-        config: the knobs; a picture follows from the seed, its split and its number, not from how many there are.
-        progress: called after each picture with how many are done and how many there will be.
+        config: the settings; an image follows from the seed, its split and its number, not from how many there are.
+        progress: called after each image with how many are done and how many there will be.
 
     Raises:
         DataError: `root` holds something else, or cannot be written.
@@ -215,8 +215,8 @@ def make_scenes(root: Path, config: ScenesConfig, progress: Callable[[int, int],
     partial = SceneFiles(root.parent / f".{root.name}.{uuid.uuid4().hex}.partial")
     try:
         if root.exists() and not (root.is_dir() and not any(root.iterdir())):
-            if fault := _fault(files, config):
-                raise DataError(f"{root} does not hold these scenes: {fault}; remove it or choose another folder.")
+            if reason := _mismatch(files, config):
+                raise DataError(f"{root} does not hold these scenes: {reason}; remove it or choose another folder.")
             return files
         done = 0
         for split in SPLITS:
@@ -226,16 +226,17 @@ def make_scenes(root: Path, config: ScenesConfig, progress: Callable[[int, int],
                     progress(done, config.train_images + config.val_images)
         partial.root.rename(root)
     except OSError as error:
-        if _fault(files, config):  # without a fault, another process has just finished the same work
-            reason = error.strerror or error
-            raise DataError(f"Cannot write scenes to {root} ({reason}); choose another folder.") from error
+        if _mismatch(files, config):  # otherwise another process has just drawn the same scenes
+            raise DataError(
+                f"Cannot write scenes to {root} ({error.strerror or error}); choose another folder."
+            ) from error
     finally:
         shutil.rmtree(partial.root, ignore_errors=True)
     return files
 
 
 def _write_split(files: SceneFiles, split: str, config: ScenesConfig) -> Iterator[int]:
-    """Write the pictures, handing out each one's number, and then the annotations."""
+    """Writes the images, yielding each one's number, and then the annotations."""
     files.images(split).mkdir(parents=True)
     files.annotations(split).parent.mkdir(exist_ok=True)
     images: list[dict[str, Any]] = []
@@ -258,30 +259,30 @@ def _write_split(files: SceneFiles, split: str, config: ScenesConfig) -> Iterato
 
 def _annotation(number: int, image: int, label: int, mask: npt.NDArray[np.bool_]) -> dict[str, Any]:
     encoded = rle.encode(mask)
-    what = {"id": number, "image_id": image, "category_id": label + 1, "iscrowd": 0}
-    return what | {"area": rle.area(encoded), "bbox": list(rle.bounding_box(encoded)), "segmentation": encoded}
+    ids = {"id": number, "image_id": image, "category_id": label + 1, "iscrowd": 0}
+    return ids | {"area": rle.area(encoded), "bbox": list(rle.bounding_box(encoded)), "segmentation": encoded}
 
 
 def _info(config: ScenesConfig) -> dict[str, Any]:
-    return {"description": "Scenes drawn by uniquery", "drawing": _DRAWING, "config": config.model_dump()}
+    return {"description": "Scenes drawn by uniquery", "drawing": _VERSION, "config": config.model_dump()}
 
 
 def _count(split: str, config: ScenesConfig) -> int:
     return config.train_images if split == "train" else config.val_images
 
 
-def _fault(files: SceneFiles, config: ScenesConfig) -> str:
-    """What keeps a folder from being exactly this data set, as a part of a sentence; empty if nothing does."""
+def _mismatch(files: SceneFiles, config: ScenesConfig) -> str:
+    """Why a folder is not exactly this data set, as a part of a sentence; empty if it is."""
     for split in SPLITS:
         try:
             content = json.loads(files.annotations(split).read_text(encoding="utf-8"))
             info, names = content["info"], [image["file_name"] for image in content["images"]]
-            there = {path.name for path in files.images(split).glob("*.png") if path.stat().st_size}
+            files_found = {path.name for path in files.images(split).glob("*.png") if path.stat().st_size}
         except (OSError, ValueError, KeyError, TypeError):
-            return f"annotations/{split}.json is missing or was not drawn by us"
+            return f"annotations/{split}.json is missing or was not written by uniquery"
         if info != _info(config):
             return _difference(info, config)
-        if len(names) != _count(split, config) or not there.issuperset(names):
+        if len(names) != _count(split, config) or not files_found.issuperset(names):
             return f"some of the {_count(split, config)} images of images/{split} are missing"
     return ""
 
@@ -289,5 +290,5 @@ def _fault(files: SceneFiles, config: ScenesConfig) -> str:
 def _difference(info: Any, config: ScenesConfig) -> str:
     old = info.get("config") if isinstance(info, dict) else None
     old, new = old if isinstance(old, dict) else {}, config.model_dump()
-    changed = [f"{knob} is {old[knob]}, not {new[knob]}" for knob in new if knob in old and old[knob] != new[knob]]
-    return ", ".join(changed) or "another version drew it"
+    changed = [f"{key} is {old[key]}, not {new[key]}" for key in new if key in old and old[key] != new[key]]
+    return ", ".join(changed) or "it was drawn by another version"

@@ -55,7 +55,7 @@ def test_every_option_has_a_help_sentence_and_says_its_default(name):
             assert "(default: " in action.help, action
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], []])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], [], ["config", "list"]])
 def test_what_needs_no_command_does_not_import_torch(arguments):
     code = f"""
 import sys

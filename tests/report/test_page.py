@@ -134,10 +134,16 @@ def test_two_runs_are_compared_with_the_first(tmp_path):
 def test_another_headline_than_ap(tmp_path):
     make_run(tmp_path / "a")
     metrics = {"PQ": 40.0, "SQ": 80.0, "RQ": 50.0, "PQth": 41.0}
-    line = {"kind": "eval", "step": 5, "weights": "ema", "metrics": metrics, "per_class": {"cat": 39.0}}
+    line = {
+        "kind": "eval",
+        "step": 5,
+        "weights": "ema",
+        "headline": "PQ",
+        "metrics": metrics,
+        "per_class": {"cat": 39.0},
+    }
     run = load_run(tmp_path / "a")
     evaluation = EvalLine.model_validate(line)
-    object.__setattr__(evaluation, "headline", "PQ")
     page = Page(render([(replace(run, evals=(evaluation,)), [])], "t"))
     assert {"PQ", "SQ", "RQ", "PQth", "40.0", "Best PQ", "PQ of each class at the last evaluation, in percent."} <= {
         *page.texts

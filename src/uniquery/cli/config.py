@@ -10,7 +10,6 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from uniquery.cli.options import add_set, command
-from uniquery.training.config import load_config, to_yaml
 from uniquery.training.config_files import shipped_configs
 
 
@@ -30,6 +29,8 @@ def add_parser(commands: Any) -> None:
 
 
 def run_show(args: argparse.Namespace) -> None:
+    from uniquery.training.config import load_config, to_yaml  # imports torch, which `list` does not need
+
     text = to_yaml(load_config(args.config, args.set))
     console = Console()
     console.print(Syntax(text, "yaml", background_color="default") if console.is_terminal else text, soft_wrap=True)

@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
@@ -15,10 +14,11 @@ from uniquery.cli.options import add_set, add_split, command, positive, progress
 from uniquery.data.check import DataReport, check_data
 from uniquery.data.coco import CocoData
 from uniquery.data.scenes import ScenesConfig, make_scenes
-from uniquery.errors import ConfigError, did_you_mean
+from uniquery.errors import ConfigError
 from uniquery.files import make_folder, write_atomically
 from uniquery.report.drawings import png_bytes
 from uniquery.report.preview import preview_picture
+from uniquery.settings import validate_settings
 from uniquery.training.config import load_config
 from uniquery.training.config_files import parse_override
 
@@ -70,16 +70,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run_make_scenes(args: argparse.Namespace) -> None:
-    try:
-        config = ScenesConfig.model_validate(dict(parse_override(text) for text in args.set))
-    except ValidationError as error:
-        lines = [
-            f"{e['loc'][0]}: no such setting.{did_you_mean(str(e['loc'][0]), ScenesConfig.model_fields)}"
-            if e["type"] == "extra_forbidden"
-            else f"{e['loc'][0]}: {e['msg']}"
-            for e in error.errors()
-        ]
-        raise ConfigError("; ".join(lines)) from None
+    config = validate_settings(ScenesConfig, dict(parse_override(text) for text in args.set), where="--set")
     make_folder(args.folder.parent)
     with progress_bar("drawing scenes") as progress:
         files = make_scenes(args.folder, config, progress)

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from uniquery.cli.options import add_split, command, positive, progress_bar
+from uniquery.cli.options import add_device, add_split, command, positive, progress_bar
 from uniquery.evaluation.diagnose import Diagnosis, diagnose
 from uniquery.evaluation.sweep import sweep_mask_thresholds
 from uniquery.evaluation.tables import sweep_table
@@ -40,7 +40,7 @@ def add_parser(commands: Any) -> None:
         f"{parser.epilog or ''}\n\nWithout --data, both are written to the run folder, and its report shows them."
     )
     parser.add_argument("--no-sweep", dest="sweep", action="store_false", help="do not measure AP at mask thresholds")
-    parser.add_argument("--device", default="auto")
+    add_device(parser)
 
 
 def run(args: argparse.Namespace) -> None:

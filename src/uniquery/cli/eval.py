@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from uniquery.cli.options import add_split, command, not_negative, positive, progress_bar
+from uniquery.cli.options import add_device, add_split, command, not_negative, positive, progress_bar
 from uniquery.data.dataset import GroundTruth, Row
 from uniquery.errors import UserError
 from uniquery.evaluation import Metrics, class_table, evaluate, table
@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--sweep-threshold", action="store_true", help="show AP at several mask thresholds")
     parser.add_argument("--save", type=Path, help="write the results as COCO json")
     parser.add_argument("--json", type=Path, help="write the metrics as json")
-    parser.add_argument("--device", default="auto")
+    add_device(parser)
     parser.add_argument("--workers", type=not_negative, default=2)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,7 +87,7 @@ def predict_dataset(
     )
     for image_id, at_thresholds in predictions:
         for threshold, instances in zip(mask_thresholds, at_thresholds, strict=True):
-            results[threshold] += coco_results(image_id, instances, category_ids)
+            results[threshold] += instances.to_coco(image_id, category_ids)
     return results
 
 
@@ -106,17 +106,6 @@ def predict_image(
     assert isinstance(batch, Batch)
     device = next(model.parameters()).device
     return model.predict(model(batch.images.to(device)), [sample.size], mask_threshold=mask_threshold)[0]
-
-
-def coco_results(image_id: int, instances: Instances, category_ids: Sequence[int | None]) -> Iterable[Row]:
-    """An image's instances as COCO results, with the data set's own category ids.
-
-    Args:
-        image_id: of the data set.
-        instances: of the image.
-        category_ids: label → category id; None drops a class that the data set does not have.
-    """
-    return instances.to_coco(image_id, category_ids)
 
 
 def category_ids_by_name(classes: Sequence[str], data: Dataset) -> list[int | None]:

@@ -9,13 +9,12 @@ from typing import Any
 import yaml
 
 from uniquery.errors import ConfigError, did_you_mean
-from uniquery.segmenters import DEFAULT_SEGMENTER
 
 Tables = dict[str, Any]
 Override = str | tuple[str, Any]  # "a.b=c" with a yaml value, or the key and the value
 
 _EITHER_OR = {"train.steps": "epochs", "train.epochs": "steps"}  # setting one of these removes the other
-_DEFAULT_NAMES = {"model": DEFAULT_SEGMENTER.name, "backbone": None}  # tables whose keys depend on their `name`
+_NAMED_TABLES = ("model", "backbone")  # their keys depend on their `name`
 
 
 def shipped_configs() -> dict[str, Path]:
@@ -98,8 +97,8 @@ def merge(base: Tables, changes: Mapping[str, Any], path: str = "") -> Tables:
     merged = dict(base)
     for key, value in changes.items():
         before, place = base.get(key), f"{path}{key}"
-        if place in _DEFAULT_NAMES:
-            before = _same_name(before, value, _DEFAULT_NAMES[place])
+        if place in _NAMED_TABLES:
+            before = _same_name(before, value, _default_name(place))
         if isinstance(before, dict) and isinstance(value, dict):
             merged[key] = merge(before, value, f"{place}.")
         else:
@@ -117,6 +116,12 @@ def _same_name(before: Any, value: Any, default: str | None) -> Any:
         return None
     name = before.get("name", default)
     return before if name in (None, value.get("name", name)) else None
+
+
+def _default_name(table: str) -> str | None:
+    from uniquery.segmenters import DEFAULT_SEGMENTER  # imports torch, which listing configurations does not need
+
+    return DEFAULT_SEGMENTER.name if table == "model" else None
 
 
 def parse_override(text: str) -> tuple[str, Any]:

@@ -135,7 +135,8 @@ class CocoData:
     def instances(self, index: int) -> list[tuple[int, rle.Rle]]:
         """(label, run-length mask) of the instances of an image, crowd regions and empty masks excluded."""
         numbers = self._annotation_numbers(index, crowd=False)
-        return [(int(self.labels[number]), self._mask(index, number)) for number in numbers]
+        labels = self.labels[numbers].tolist()
+        return [(label, self._mask(index, number)) for label, number in zip(labels, numbers, strict=True)]
 
     def load(self, index: int) -> Sample:
         """An image and its instances.
@@ -163,8 +164,9 @@ class CocoData:
 
     def _annotation_numbers(self, index: int, *, crowd: bool) -> list[int]:
         """Positions in the columns of an image's annotations with a mask that is not empty."""
-        numbers = range(int(self.starts[index]), int(self.starts[index + 1]))
-        return [number for number in numbers if self.crowd[number] == crowd and self.mask_areas[number]]
+        start, end = self.starts[index : index + 2].tolist()
+        selected = (self.crowd[start:end] == crowd) & (self.mask_areas[start:end] > 0)
+        return [start + offset for offset in selected.nonzero().flatten().tolist()]
 
     def _mask(self, index: int, number: int) -> rle.Rle:
         return {"size": self.sizes[index].tolist(), "counts": self._masks[number]}

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from uniquery.data.dataset import Row
 from uniquery.data.images import MAX_PIXELS, inside_root, is_file
 from uniquery.data.json_values import has_size, is_finite_number, is_id, is_text, parse_json, read_mask, shorten
@@ -188,9 +186,8 @@ def _mask_problems(row: Row, height: int, width: int, check: TableCheck) -> Iter
 
 def _is_outside(polygons: Sequence[Sequence[float]], height: int, width: int) -> bool:
     """Whether coordinates are outside the image by more than a pixel: tools round differently."""
-    points = np.concatenate([np.asarray(polygon, dtype=np.float64) for polygon in polygons])
-    xs, ys = points[0::2], points[1::2]
-    return bool(xs.min() < -1 or ys.min() < -1 or xs.max() > width + 1 or ys.max() > height + 1)
+    xs, ys = ([value for polygon in polygons for value in polygon[axis::2]] for axis in (0, 1))
+    return min(xs) < -1 or min(ys) < -1 or max(xs) > width + 1 or max(ys) > height + 1
 
 
 def _annotation(row: Row) -> str:

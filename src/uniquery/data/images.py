@@ -87,7 +87,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     except UnidentifiedImageError:
         raise DataError(f"{path} is not a readable image: it is damaged, or none of {', '.join(FORMATS)}.") from None
     except Image.DecompressionBombError:
-        raise DataError(f"{path} claims to have more than {MAX_PIXELS:,} pixels: it is refused.") from None
+        raise DataError(f"{path} claims to have more than {MAX_PIXELS:,} pixels: refused.") from None
     except Exception as error:  # pillow's decoders raise errors of many kinds on broken files
         raise DataError(f"{path} is not a readable image: {_one_line(error)}.") from None
 

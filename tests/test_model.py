@@ -56,7 +56,7 @@ class TestLoad:
             uniquery.load(str(tmp_path / "none"))
 
     def test_a_device_that_is_not_there(self, run):
-        with pytest.raises(ConfigError, match="device 'quantum' is not usable"):
+        with pytest.raises(ConfigError, match="device 'quantum' cannot be used"):
             uniquery.load(run, device="quantum")
 
 

@@ -46,13 +46,18 @@ def test_every_command_has_help_with_an_example(capsys):
         assert f"example:\n  uniquery {name}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["demo", "predict", "report"])
+def subparsers(parser):
+    return next((a.choices for a in parser._actions if isinstance(a.choices, dict)), {})
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_has_a_help_sentence_and_says_its_default(name):
-    parser = next(a for a in build_parser([name])._actions if a.choices).choices[name]
-    for action in parser._actions:
-        assert action.help, action
-        if action.option_strings and action.nargs != 0 and "--set" not in action.option_strings:
-            assert "(default: " in action.help, action
+    parser = subparsers(build_parser([name]))[name]
+    for command in subparsers(parser).values() or [parser]:
+        for action in command._actions:
+            assert action.help, action
+            if action.option_strings and action.nargs != 0 and "--set" not in action.option_strings:
+                assert "(default: " in action.help, action
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], [], ["config", "list"]])

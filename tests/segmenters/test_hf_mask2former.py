@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from helpers.small_segmenters import NUM_CLASSES, drawn
 from uniquery.errors import DataError, UserError
 from uniquery.masks.suppression import box_iou
-from uniquery.querying import Equivariance, InterScene, TransformGroup, UniqueQuerying
+from uniquery.querying import Equivariance, InterScene, UniqueQuerying
 from uniquery.segmenters.hf_mask2former import HFMask2Former
 from uniquery.structures import Images, Targets
 
@@ -239,13 +239,11 @@ FORMS = {
     "inter": lambda: {"inter": InterScene(capacity=500)},
     "inter, matched, all layers": lambda: {"inter": InterScene(capacity=500, queries="matched", layers="all")},
     "paired": lambda: {"equivariance": Equivariance()},
-    "extra, turned": lambda: {
-        "equivariance": Equivariance(views="extra", group=TransformGroup(rotate=(0, 60), scale=(0.5, 2.0)))
-    },
+    "extra, turned": lambda: {"equivariance": Equivariance(views="extra", rotate=(0, 60), scale=(0.5, 2.0))},
     "both": lambda: {"inter": InterScene(capacity=500), "equivariance": Equivariance()},
     "both, turned": lambda: {
         "inter": InterScene(capacity=500),
-        "equivariance": Equivariance(group=TransformGroup(rotate=(0, 60), scale=(0.5, 2.0))),
+        "equivariance": Equivariance(rotate=(0, 60), scale=(0.5, 2.0)),
     },
 }
 

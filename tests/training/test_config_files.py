@@ -20,6 +20,7 @@ name: solov2_r50
 model: solov2
 backbone: {name: resnet50, weights: imagenet, norm: frozen, frozen_stages: 2}
 data:
+  ignore_crowd: false
   augment:
     - {op: short_side, range: [400, 1200], longest: 1333}
     - {op: flip, p: 0.5}

@@ -38,9 +38,9 @@ def test_accumulation_sees_the_images_of_a_larger_batch(scenes, tmp_path):
 def test_training_from_python_returns_the_folder_of_the_run(scenes, tmp_path):
     folder = uniquery.train(uniquery.load_config(small_config(tmp_path, scenes), ["train.steps=1"]))
     assert folder == tmp_path / "runs" / "small"
-    model, info = uniquery.load_model(folder)
-    assert not model.training
-    assert len(info.categories) == 3
+    model = uniquery.load(folder)
+    assert not model.segmenter.training
+    assert len(model.classes) == 3
 
 
 def test_bfloat16_trains(scenes, tmp_path):

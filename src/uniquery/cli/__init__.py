@@ -21,9 +21,9 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 COMMANDS = {
     "demo": "make a data set of drawn scenes, train a segmenter on it without and with the method, and compare both",
     "train": "train a segmenter on a COCO-format data set",
-    "eval": "score a model on a COCO data set, or a results json from anywhere",
+    "eval": "score a model on a COCO data set, or a results json of any program",
     "predict": "find instances in images: COCO json, label maps, overlays",
-    "diagnose": "measure whether queries respond to other images, and whether predictions follow transformations",
+    "diagnose": "measure how queries respond to other images, and how well predictions follow transformations",
     "report": "write one html page of curves, tables and pictures of a run, or compare several runs",
     "config": "show or list configurations",
     "data": "make, check or preview data",

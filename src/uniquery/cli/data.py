@@ -27,9 +27,7 @@ MAX_PROBLEMS = 8
 
 
 def add_parser(commands: Any) -> None:
-    parser = command(
-        commands, "data", run_check, help="make, check or preview data", example="uniquery data check train.json images"
-    )
+    parser = command(commands, "data", run_check, example="uniquery data check train.json images")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
 
     scenes = command(
@@ -49,8 +47,8 @@ def add_parser(commands: Any) -> None:
         help="find everything that is wrong with a COCO data set; exit code 1 if training would not start",
         example="uniquery data check annotations/train.json images/train",
     )
-    check.add_argument("annotations", type=Path)
-    check.add_argument("images", type=Path)
+    check.add_argument("annotations", type=Path, help="a COCO json")
+    check.add_argument("images", type=Path, help="the folder that its file names are relative to")
     check.add_argument(
         "--headers-only", action="store_true", help="do not decode images: faster, but does not find truncated files"
     )
@@ -63,9 +61,13 @@ def add_parser(commands: Any) -> None:
         example="uniquery data preview demo --train annotations/train.json images -o preview.png",
     )
     preview.add_argument("config", help="a yaml file or the name of a configuration that comes with uniquery")
-    add_split(preview, "--train", "the data to draw; by default the configuration's")
-    preview.add_argument("-o", "--output", type=Path, default=Path("preview.png"))
-    preview.add_argument("--images", type=positive, default=4, help="rows")
+    add_split(preview, "--train", "the data to draw (default: data.train of the configuration)")
+    preview.add_argument(
+        "-o", "--output", type=Path, default=Path("preview.png"), help="the picture (default: %(default)s)"
+    )
+    preview.add_argument(
+        "--images", type=positive, default=4, help="how many images, one per row (default: %(default)s)"
+    )
     add_set(preview)
 
 

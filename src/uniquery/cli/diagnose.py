@@ -28,16 +28,17 @@ def add_parser(commands: Any) -> None:
         commands,
         "diagnose",
         run,
-        help="measure how queries respond to other images, and how well predictions follow transformations",
         example="uniquery diagnose runs/cells --data val.json images --picture response.png",
     )
     parser.add_argument("model", type=Path, help="a run folder, a checkpoint folder or a model file")
-    add_split(parser, "--data", "the data; by default the run's own validation data")
-    parser.add_argument("--images", type=positive, default=32, help="how many images to measure")
-    parser.add_argument("--json", type=Path, help="write the numbers as json")
-    parser.add_argument("--picture", type=Path, help="draw a query's response on its own and on eight other images")
-    parser.epilog = (
-        f"{parser.epilog or ''}\n\nWithout --data, both are written to the run folder, and its report shows them."
+    add_split(parser, "--data", "COCO json and image folder (default: the run's validation data)")
+    parser.add_argument("--images", type=positive, default=32, help="how many images to measure (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="file for the numbers (default: in the run folder, without --data)")
+    parser.add_argument(
+        "--picture",
+        type=Path,
+        help="file for a picture of a query's response on its own and on eight other images "
+        "(default: in the run folder, without --data)",
     )
     parser.add_argument("--no-sweep", dest="sweep", action="store_false", help="do not measure AP at mask thresholds")
     add_device(parser)

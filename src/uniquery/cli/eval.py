@@ -28,26 +28,39 @@ def add_parser(commands: Any) -> None:
         commands,
         "eval",
         run,
-        help="score a model on a COCO data set, or a results json of any program",
         example="uniquery eval runs/cells --data val.json images --sweep-threshold",
     )
     parser.add_argument("model", nargs="?", type=Path, help="a run folder, a checkpoint folder or a model file")
-    add_split(parser, "--data", "the data; by default the run's own validation data")
-    parser.add_argument("--results", type=Path, help="score this COCO results json instead of a model")
-    parser.add_argument("--annotations", type=Path, help="the ground truth for --results")
-    parser.add_argument("--type", choices=("segm", "bbox", "both"), default="both", help="masks, boxes or both")
+    add_split(parser, "--data", "COCO json and image folder (default: the run's validation data)")
+    parser.add_argument("--results", type=Path, help="score this COCO results json instead of a model (default: none)")
+    parser.add_argument("--annotations", type=Path, help="the ground truth for --results (default: that of --data)")
+    parser.add_argument(
+        "--type",
+        choices=("segm", "bbox", "both"),
+        default="both",
+        help="score masks, boxes or both (default: %(default)s)",
+    )
     parser.add_argument(
         "--max-detections",
         type=positive,
-        help="how many detections per image and class are scored, best first; by default the run's setting, or 100",
+        help="how many detections per image and class are scored, best first (default: the run's setting, or 100)",
     )
-    parser.add_argument("--backend", choices=("hotcoco", "pycocotools"), default="hotcoco")
-    parser.add_argument("--mask-threshold", type=float, help="use this instead of the model's own")
+    parser.add_argument(
+        "--backend",
+        choices=("hotcoco", "pycocotools"),
+        default="hotcoco",
+        help="what computes the metrics; pycocotools is the slow reference (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--mask-threshold", type=float, help="probability above which a pixel belongs to a mask (default: the model's)"
+    )
     parser.add_argument("--sweep-threshold", action="store_true", help="show AP at several mask thresholds")
-    parser.add_argument("--save", type=Path, help="write the results as COCO json")
-    parser.add_argument("--json", type=Path, help="write the metrics as json")
+    parser.add_argument("--save", type=Path, help="write the results as COCO json (default: not written)")
+    parser.add_argument("--json", type=Path, help="write the metrics as json (default: not written)")
     add_device(parser)
-    parser.add_argument("--workers", type=not_negative, default=2)
+    parser.add_argument(
+        "--workers", type=not_negative, default=2, help="processes that load images (default: %(default)s)"
+    )
 
 
 def run(args: argparse.Namespace) -> None:

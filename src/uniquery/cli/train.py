@@ -24,12 +24,20 @@ def add_parser(commands: Any) -> None:
         example="uniquery train condinst_lite0 --train train.json images --val val.json images --name cells",
     )
     parser.add_argument("config", help="a yaml file, or the name of a shipped configuration (uniquery config list)")
-    add_split(parser, "--train", "training data: a COCO json and its image folder")
-    add_split(parser, "--val", "validation data")
-    parser.add_argument("--name", help="of the run's folder")
-    parser.add_argument("--output", type=Path, help="where run folders go")
+    add_split(
+        parser, "--train", "training data: a COCO json and its image folder (default: data.train of the configuration)"
+    )
+    add_split(parser, "--val", "validation data (default: data.val of the configuration)")
+    parser.add_argument("--name", help="name of the run folder (default: name of the configuration)")
     parser.add_argument(
-        "--resume", nargs="?", const="must", choices=("must", "auto"), help="go on with the run; auto: if there is one"
+        "--output", type=Path, help="folder for run folders (default: output of the configuration, runs)"
+    )
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const="must",
+        choices=("must", "auto"),
+        help="continue from the last checkpoint; auto: if there is one (default: start a new run)",
     )
     add_set(parser)
 

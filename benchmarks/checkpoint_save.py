@@ -28,7 +28,7 @@ from rich.table import Table
 from uniquery import files
 from uniquery.backbones import BackboneConfig
 from uniquery.data.dataset import Category
-from uniquery.querying import StoredPixels, UniqueQuerying
+from uniquery.querying import InstancePixels, UniqueQuerying
 from uniquery.segmenters import build_segmenter
 from uniquery.training.checkpoint import load_trainer_state, save_checkpoint
 from uniquery.training.config import Config
@@ -50,7 +50,7 @@ def prepared_run(backbone: str) -> TrainingRun:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     ids = torch.arange(CAPACITY)
-    objective.memory.push(StoredPixels(torch.randn(CAPACITY, CHANNELS), torch.rand(CAPACITY, 2), ids, ids, ids >= 0))
+    objective.memory.push(InstancePixels(torch.randn(CAPACITY, CHANNELS), torch.rand(CAPACITY, 2), ids, ids, ids >= 0))
     categories = tuple(Category(i, str(i)) for i in range(80))
     info = ModelInfo(config.model, BackboneConfig(name=backbone, weights="random"), categories, config.data.test_size)
     return TrainingRun(config, info, model, objective, objective, optimizer, None, steps=1, device=torch.device("cpu"))

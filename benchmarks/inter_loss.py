@@ -18,7 +18,7 @@ from rich.table import Table
 
 from measure import extra_gb, interleaved
 from uniquery.backbones import BackboneConfig
-from uniquery.querying import InterSceneLoss, StoredPixels
+from uniquery.querying import InstancePixels, InterSceneLoss
 from uniquery.segmenters import build_segmenter
 from uniquery.segmenters.condinst import CondInstConfig, CondInstQueries
 from uniquery.structures import Queries
@@ -27,9 +27,9 @@ ALPHA, GAMMA = 0.1, 2.5
 PER_IMAGE = 350  # stored pixels of an image: seven instances, fifty pixels each
 
 
-def stored(pixels: int, channels: int) -> StoredPixels:
+def stored(pixels: int, channels: int) -> InstancePixels:
     torch.manual_seed(0)
-    return StoredPixels(
+    return InstancePixels(
         torch.randn(pixels, channels) / channels**0.5,
         torch.rand(pixels, 2) * 800,
         torch.arange(pixels) // PER_IMAGE,
@@ -38,12 +38,12 @@ def stored(pixels: int, channels: int) -> StoredPixels:
     )
 
 
-def newest_images(memory: StoredPixels, queries: int) -> torch.Tensor:
+def newest_images(memory: InstancePixels, queries: int) -> torch.Tensor:
     """Queries of a step of sixteen images, whose pixels were just pushed."""
     return memory.image_ids[-1] - torch.arange(queries) % 16
 
 
-def naive(logits: torch.Tensor, ids: torch.Tensor, memory: StoredPixels) -> torch.Tensor:
+def naive(logits: torch.Tensor, ids: torch.Tensor, memory: InstancePixels) -> torch.Tensor:
     """All pairs at once, left to autograd."""
     other = ids[:, None] != memory.image_ids
     loss = (1 - ALPHA) * logits.sigmoid() ** GAMMA * F.softplus(logits) * other

@@ -23,7 +23,7 @@ from measure import extra_gb, interleaved
 from step_time import tame
 from uniquery.backbones.resnet import ResNet
 from uniquery.masks.geometry import mask_boxes
-from uniquery.querying import Equivariance, InterScene, StoredPixels, UniqueQuerying
+from uniquery.querying import EquivarianceSettings, InstancePixels, InterSceneSettings, UniqueQuerying
 from uniquery.segmenters import SEGMENTERS
 from uniquery.structures import Images, Targets
 
@@ -32,13 +32,22 @@ CHANNELS = {"condinst": 8, "solov2": 256, "mask2former": 256}  # of a pixel embe
 FLIP: dict[str, Any] = {"flip": 1.0, "crop": None}
 FORMS: dict[str, tuple[int, Callable[[], dict[str, object]]]] = {
     "base": (2, dict),
-    "inter": (2, lambda: {"inter": InterScene(capacity=CAPACITY)}),
-    "paired, flip": (1, lambda: {"equivariance": Equivariance(**FLIP)}),
-    "both, flip": (1, lambda: {"inter": InterScene(capacity=CAPACITY), "equivariance": Equivariance(**FLIP)}),
-    "both, flip + crop": (1, lambda: {"inter": InterScene(capacity=CAPACITY), "equivariance": Equivariance()}),
+    "inter": (2, lambda: {"inter": InterSceneSettings(capacity=CAPACITY)}),
+    "paired, flip": (1, lambda: {"equivariance": EquivarianceSettings(**FLIP)}),
+    "both, flip": (
+        1,
+        lambda: {"inter": InterSceneSettings(capacity=CAPACITY), "equivariance": EquivarianceSettings(**FLIP)},
+    ),
+    "both, flip + crop": (
+        1,
+        lambda: {"inter": InterSceneSettings(capacity=CAPACITY), "equivariance": EquivarianceSettings()},
+    ),
     "both, extra": (
         2,
-        lambda: {"inter": InterScene(capacity=CAPACITY), "equivariance": Equivariance(**FLIP, views="extra")},
+        lambda: {
+            "inter": InterSceneSettings(capacity=CAPACITY),
+            "equivariance": EquivarianceSettings(**FLIP, views="extra"),
+        },
     ),
 }
 
@@ -63,7 +72,7 @@ def step(model: str, form: str, height: int, width: int) -> Callable[[], object]
     ids = torch.arange(CAPACITY) % 1000 + 10
     if objective.inter:
         embeddings, locations = torch.randn(CAPACITY, CHANNELS[model]), torch.rand(CAPACITY, 2) * width
-        objective.memory.push(StoredPixels(embeddings, locations, ids, ids * 0, ids > 0))
+        objective.memory.push(InstancePixels(embeddings, locations, ids, ids * 0, ids > 0))
     pixels = torch.randint(0, 256, (images, 3, height, width), dtype=torch.uint8)
     batch = Images(pixels, ((height, width),) * images)
     targets = [scene(height, width, i) for i in range(images)]

@@ -16,7 +16,7 @@ from uniquery.querying import (
     InterSceneLoss,
     PixelMemory,
     PixelSampling,
-    TransformGroup,
+    RandomTransform,
     sample_pixels,
     view_of,
 )
@@ -86,7 +86,7 @@ def main(steps: int = 200, batch: int = 8) -> list[dict[str, float]]:
     memory = PixelMemory(capacity=10_000)  # 𝓜
     inter_scene = InterSceneLoss(dot_product_scale=1.0)  # Eq. 5
     equivariance = EquivarianceLoss(decode, mask_loss)  # Eq. 8
-    group = TransformGroup(flip=0.5, crop=(0.6, 1.0))  # G
+    group = RandomTransform(flip=0.5, crop=(0.6, 1.0))  # G
     history = []
     for step in range(steps):
         images, targets = discs(range(step * batch, (step + 1) * batch))

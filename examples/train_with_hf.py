@@ -16,9 +16,9 @@ from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation,
 
 from uniquery.data.batch import TrainingSamples, collate, raise_errors
 from uniquery.data.coco import CocoData
-from uniquery.data.sampling import EndlessBatches
+from uniquery.data.sampling import StepBatchSampler
 from uniquery.data.scenes import ScenesConfig, make_scenes
-from uniquery.querying import Equivariance, InterScene, UniqueQuerying
+from uniquery.querying import EquivarianceSettings, InterSceneSettings, UniqueQuerying
 from uniquery.segmenters.hf_mask2former import HFMask2Former
 
 
@@ -54,15 +54,15 @@ def main(arguments: list[str] | None = None) -> list[dict[str, float]]:
         drawn = make_scenes(args.out / "scenes", ScenesConfig(train_images=100, val_images=1, size=96))
         args.annotations, args.images = drawn.annotations("train"), drawn.images("train")
     data = CocoData(args.annotations, args.images)
-    batches = EndlessBatches(len(data), args.scenes, seed=0, last_step=args.steps)
+    batches = StepBatchSampler(len(data), args.scenes, seed=0, last_step=args.steps)
     loader = DataLoader(TrainingSamples(data, steps=[], seed=0), batch_sampler=batches, collate_fn=collate)
 
     model = load(args.model, data.classes)
     segmenter = HFMask2Former(model, num_classes=len(data.classes))
     objective = UniqueQuerying(
         segmenter,
-        inter=InterScene(capacity=100_000),  # queries stay off the instances of other images, Eq. 5
-        equivariance=Equivariance(weight=3.0),  # and follow flips and crops, Eq. 8
+        inter=InterSceneSettings(capacity=100_000),  # queries stay off the instances of other images, Eq. 5
+        equivariance=EquivarianceSettings(weight=3.0),  # and follow flips and crops, Eq. 8
     )
     objective.to(args.device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.05)

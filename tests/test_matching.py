@@ -10,7 +10,7 @@ from helpers.small_segmenters import boxes_of, ellipses
 from uniquery.matching import (
     assign_points,
     box_distances,
-    cheapest_pairs,
+    hungarian_match,
     ignored_locations,
     mask_centroids,
     mask_costs,
@@ -201,7 +201,7 @@ def test_mask_costs_pair_by_pair(some):
 @pytest.mark.parametrize("shape", [(4, 3), (3, 4), (3, 3), (3, 0)])
 def test_the_cheapest_of_all_pairings(shape):
     costs = np.random.default_rng(0).normal(size=shape)
-    rows, columns = cheapest_pairs(costs)
+    rows, columns = hungarian_match(costs)
     few, many = sorted(shape)
     tall = costs if shape[0] >= shape[1] else costs.T
     least = min(sum(tall[r, c] for c, r in enumerate(chosen)) for chosen in itertools.permutations(range(many), few))
@@ -212,11 +212,11 @@ def test_the_cheapest_of_all_pairings(shape):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_costs_that_are_no_numbers(value):
-    rows, columns = cheapest_pairs(np.full((5, 3), value))
+    rows, columns = hungarian_match(np.full((5, 3), value))
     assert len(rows) == len(set(columns)) == 3
     costs = np.ones((2, 2))
     costs[0, 0] = np.nan
-    assert [part.tolist() for part in cheapest_pairs(costs)] == [[0, 1], [1, 0]]
+    assert [part.tolist() for part in hungarian_match(costs)] == [[0, 1], [1, 0]]
 
 
 def test_many_tables():
@@ -224,5 +224,5 @@ def test_many_tables():
     pairs = match_all(costs)
     assert pairs.shape == (2, 3, 2)
     for layer, table in enumerate(costs):
-        assert [part.tolist() for part in cheapest_pairs(table)] == pairs[:, layer].tolist()
+        assert [part.tolist() for part in hungarian_match(table)] == pairs[:, layer].tolist()
     assert match_all(costs[:, :, :0]).shape == (2, 3, 0)

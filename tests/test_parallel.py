@@ -6,7 +6,7 @@ import torch
 from helpers.coco_files import assert_one_sentence
 from helpers.processes import means_and_gradients, run_in_processes, whole_batch
 from uniquery.errors import ConfigError
-from uniquery.parallel import all_gather_rows, all_reduce_mean, choose_device, normalizer
+from uniquery.parallel import all_gather_rows, all_reduce_mean, choose_device, loss_normalizer
 
 
 def test_alone_everything_is_its_own_mean():
@@ -24,8 +24,8 @@ def test_alone_rows_are_gathered_from_oneself():
 
 
 def test_a_normalizer_is_at_least_one():
-    assert normalizer(torch.tensor(0.0)).item() == 1
-    assert normalizer(torch.tensor(7.0)).item() == 7
+    assert loss_normalizer(torch.tensor(0.0)).item() == 1
+    assert loss_normalizer(torch.tensor(7.0)).item() == 7
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ SETS = [
     Queries(torch.rand(5, 3), torch.arange(5), torch.arange(5) - 1),
     LocatedQueries(torch.rand(5, 3), torch.arange(5), torch.arange(5) - 1, torch.rand(5, 2)),
     Assignment(torch.arange(5), torch.arange(5) % 2, torch.arange(5)),
-    Assignment(torch.arange(5), torch.arange(5) % 2, torch.arange(5), takes_part=torch.arange(5) > 1),
+    Assignment(torch.arange(5), torch.arange(5) % 2, torch.arange(5), has_query=torch.arange(5) > 1),
 ]
 INDICES = [
     torch.tensor([True, False, True, False, False]),
@@ -82,7 +82,7 @@ def test_indexing_targets_keeps_what_is_of_the_image(index):
 
 
 def test_all_pairs_of_an_assignment_take_part_by_default():
-    assert Assignment(torch.arange(3), torch.arange(3), torch.arange(3)).takes_part.tolist() == [True] * 3
+    assert Assignment(torch.arange(3), torch.arange(3), torch.arange(3)).has_query.tolist() == [True] * 3
 
 
 def test_structures_move_with_all_they_hold():

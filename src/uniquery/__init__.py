@@ -7,10 +7,10 @@ if TYPE_CHECKING:
     from uniquery.evaluation import evaluate
     from uniquery.model import Model, load
     from uniquery.querying import (
-        Equivariance,
         EquivarianceLoss,
-        InterScene,
+        EquivarianceSettings,
         InterSceneLoss,
+        InterSceneSettings,
         PixelMemory,
         Segmenter,
         UniqueQuerying,
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Equivariance",
     "EquivarianceLoss",
+    "EquivarianceSettings",
     "Images",
     "Instances",
-    "InterScene",
     "InterSceneLoss",
+    "InterSceneSettings",
     "Model",
     "PixelMemory",
     "Segmenter",
@@ -43,11 +43,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Equivariance": "querying",
+    "EquivarianceSettings": "querying",
     "EquivarianceLoss": "querying",
     "Images": "structures",
     "Instances": "structures",
-    "InterScene": "querying",
+    "InterSceneSettings": "querying",
     "InterSceneLoss": "querying",
     "Model": "model",
     "PixelMemory": "querying",

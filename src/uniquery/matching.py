@@ -124,12 +124,12 @@ def mask_costs(logits: Tensor, targets: Tensor, valid: Tensor | None = None) -> 
     return cross_entropy, dice
 
 
-def cheapest_pairs(costs: npt.NDArray[np.floating]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def hungarian_match(costs: npt.NDArray[np.floating]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Rows and columns of the min(R, K) pairs of (R, K) costs whose sum is the least, rows in order.
 
     A cost that is not finite counts as a very high one: matching never fails, and the losses show the divergence.
 
-    >>> cheapest_pairs(np.array([[1.0, 9.0], [0.0, 1.0], [np.nan, 0.5]]))
+    >>> hungarian_match(np.array([[1.0, 9.0], [0.0, 1.0], [np.nan, 0.5]]))
     (array([1, 2]), array([0, 1]))
     """
     rows, columns = linear_sum_assignment(np.nan_to_num(costs, nan=_MAX_COST, posinf=_MAX_COST, neginf=-_MAX_COST))
@@ -138,4 +138,4 @@ def cheapest_pairs(costs: npt.NDArray[np.floating]) -> tuple[npt.NDArray[np.int6
 
 def match_all(costs: npt.NDArray[np.floating]) -> Tensor:
     """(2, L, min(R, K)): rows and columns of the cheapest pairs of each of (L, R, K) tables."""
-    return torch.from_numpy(np.stack([np.stack(cheapest_pairs(table)) for table in costs], axis=1)).long()
+    return torch.from_numpy(np.stack([np.stack(hungarian_match(table)) for table in costs], axis=1)).long()

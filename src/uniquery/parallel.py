@@ -90,7 +90,7 @@ def synchronize() -> None:
         dist.barrier()
 
 
-def normalizer(count: Tensor) -> Tensor:
+def loss_normalizer(count: Tensor) -> Tensor:
     """The divisor of a sum over `count` items, such that gradients averaged over processes equal those of one process.
 
     It is the mean count of a process; the total count is taken to be at least one.

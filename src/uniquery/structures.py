@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from uniquery.data.image_input import ImageInput
 
 
+SIZE_DIVISIBILITY = 32
+"""Images are padded to multiples of it, and crop windows lie on its grid: whole cells of every map up to stride 32."""
+
+
 class _Moves:
     """`to` for a frozen dataclass: moves every tensor, and every structure inside."""
 
@@ -56,7 +60,7 @@ class _Indexable(_Moves):
 
 @dataclass(frozen=True)
 class Images(_Moves):
-    """A batch of images, padded at the bottom and the right to multiples of the coarsest stride, 32.
+    """A batch of images, padded at the bottom and the right to multiples of 32.
 
     Attributes:
         pixels: (B, 3, H, W) RGB in 0..255, uint8 or float; the segmenter normalizes.
@@ -162,18 +166,18 @@ class Assignment(_Indexable):
         query: (Q,) index of the query in whatever order the segmenter keeps its queries.
         image: (Q,) index in the batch.
         target: (Q,) index in that image's `Targets`.
-        takes_part: (Q,) bool, whether the pair's query decodes a mask in this step, by default all; a segmenter's
+        has_query: (Q,) bool, whether the pair's query decodes a mask in this step, by default all; a segmenter's
             `max_queries` caps how many do.
     """
 
     query: Tensor
     image: Tensor
     target: Tensor
-    takes_part: Tensor = field(default=None, kw_only=True)  # type: ignore[assignment]  # replaced below
+    has_query: Tensor = field(default=None, kw_only=True)  # type: ignore[assignment]  # replaced below
 
     def __post_init__(self) -> None:
-        if self.takes_part is None:
-            object.__setattr__(self, "takes_part", torch.ones_like(self.query, dtype=torch.bool))
+        if self.has_query is None:
+            object.__setattr__(self, "has_query", torch.ones_like(self.query, dtype=torch.bool))
 
     def __len__(self) -> int:
         return len(self.query)

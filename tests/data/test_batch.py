@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader
 from helpers.coco_files import assert_one_sentence, pixels, sound, write_json, write_set
 from uniquery.data.augment import Color, Crop, Flip, Sample, ScaleJitter, ShortSide, image_only
 from uniquery.data.batch import (
-    PAD_MULTIPLE,
     Batch,
     EvaluationSamples,
     LoadedSample,
@@ -20,8 +19,9 @@ from uniquery.data.batch import (
     raise_errors,
 )
 from uniquery.data.coco import CocoData
-from uniquery.data.sampling import EndlessBatches
+from uniquery.data.sampling import StepBatchSampler
 from uniquery.errors import DataError
+from uniquery.structures import SIZE_DIVISIBILITY
 
 STEPS = [Flip(), Crop(range=(0.5, 1.0)), ShortSide(range=(20, 50), longest=80), Color()]
 
@@ -54,7 +54,7 @@ def same(a: Batch, b: Batch) -> bool:
 
 
 def drawn(data: CocoData, workers: int, steps: int = 8, first: int = 0) -> list[Batch]:
-    sampler = EndlessBatches(len(data), 3, 0, first_step=first, last_step=steps)
+    sampler = StepBatchSampler(len(data), 3, 0, first_step=first, last_step=steps)
     loader: DataLoader = DataLoader(
         TrainingSamples(data, STEPS, seed=1), batch_sampler=sampler, num_workers=workers, collate_fn=collate
     )
@@ -63,7 +63,7 @@ def drawn(data: CocoData, workers: int, steps: int = 8, first: int = 0) -> list[
 
 class TestEndlessBatches:
     def keys(self, images: int, batch: int, steps: int, **more) -> list[list[tuple[int, int]]]:
-        return list(EndlessBatches(images, batch, 0, last_step=steps, **more))
+        return list(StepBatchSampler(images, batch, 0, last_step=steps, **more))
 
     def test_each_epoch_is_a_permutation(self):
         flat = [key for batch in self.keys(7, 3, 14) for key in batch]
@@ -89,7 +89,7 @@ class TestEndlessBatches:
         assert self.keys(7, 3, 14, first_step=start) == self.keys(7, 3, 14)[start:]
 
     def test_starting_late_needs_no_replay(self):
-        sampler = EndlessBatches(5, 2, 0, first_step=10**9, last_step=10**9 + 1)
+        sampler = StepBatchSampler(5, 2, 0, first_step=10**9, last_step=10**9 + 1)
         assert len(list(sampler)) == 1
 
     @pytest.mark.parametrize("ranks", [2, 3])
@@ -99,14 +99,14 @@ class TestEndlessBatches:
         assert [[*chain(*batches)] for batches in zip(*parts, strict=True)] == whole
 
     def test_length_and_repetition(self):
-        sampler = EndlessBatches(7, 3, 0, first_step=2, last_step=9)
+        sampler = StepBatchSampler(7, 3, 0, first_step=2, last_step=9)
         assert len(sampler) == len(list(sampler)) == 7
         assert list(sampler) == list(sampler)
 
     def test_the_seed_decides(self):
-        first, second = (list(EndlessBatches(20, 4, seed, last_step=5)) for seed in (0, 1))
+        first, second = (list(StepBatchSampler(20, 4, seed, last_step=5)) for seed in (0, 1))
         assert first != second
-        assert first == list(EndlessBatches(20, 4, 0, last_step=5))
+        assert first == list(StepBatchSampler(20, 4, 0, last_step=5))
 
 
 class TestTrainingSamples:
@@ -177,7 +177,7 @@ class TestCollate:
     def test_padding(self, sizes, padded):
         items = [item(*size) for size in sizes]
         batch = collate(items)
-        assert PAD_MULTIPLE == 32
+        assert SIZE_DIVISIBILITY == 32
         assert batch.images.pixels.shape == (len(sizes), 3, *padded)
         assert batch.images.pixels.dtype == torch.uint8
         assert batch.images.sizes == tuple(sizes)

@@ -17,7 +17,7 @@ from uniquery.evaluation.diagnose import (
 from uniquery.masks import rle
 from uniquery.masks.geometry import mask_boxes
 from uniquery.querying import Segmenter
-from uniquery.querying.memory import StoredPixels
+from uniquery.querying.memory import InstancePixels
 from uniquery.structures import Assignment, Images, Instances, Outputs, PixelMap, Queries, Targets
 
 STRIDE = 4
@@ -89,7 +89,7 @@ class Toy(Segmenter[ToyOutputs, Assignment, Queries]):
 def pixels_of(values, image_id):
     count = len(values)
     ids = torch.full((count,), image_id)
-    return StoredPixels(values[:, None], torch.zeros(count, 2), ids, ids * 0, ids == ids)
+    return InstancePixels(values[:, None], torch.zeros(count, 2), ids, ids * 0, ids == ids)
 
 
 def scene(queries, own, pixels, image_id):

@@ -18,8 +18,8 @@ from uniquery.report.preview import preview_picture
 from uniquery.report.responses import response_picture
 from uniquery.training.config import load_config
 from uniquery.training.loop import train
+from uniquery.training.model_and_data import ModelAndData, open_model_and_data
 from uniquery.training.run_folder import RunFolder
-from uniquery.training.trained import TrainedModel, open_trained_model
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +31,8 @@ def run(tmp_path_factory, scenes):
 
 
 @pytest.fixture(scope="module")
-def trained(run) -> TrainedModel:
-    return open_trained_model(run)
+def trained(run) -> ModelAndData:
+    return open_model_and_data(run)
 
 
 class TestPredictDataset:
@@ -120,7 +120,7 @@ class TestOpening:
             assert RunFolder.of_model(path).read_config() == load_config(run / "config.yaml")
 
     def test_other_data(self, run, scenes):
-        opened = open_trained_model(run, (scenes.annotations("train"), scenes.images("train")))
+        opened = open_model_and_data(run, (scenes.annotations("train"), scenes.images("train")))
         assert opened.data.annotations == scenes.annotations("train")
         assert opened.max_detections == 7
 
@@ -130,8 +130,8 @@ class TestOpening:
         file.write_bytes((run / "best" / "model.safetensors").read_bytes())
         assert RunFolder.of_model(file) is None
         with pytest.raises(UserError, match="no validation data of its own: add --data"):
-            open_trained_model(file)
-        opened = open_trained_model(file, (scenes.annotations("val"), scenes.images("val")))
+            open_model_and_data(file)
+        opened = open_model_and_data(file, (scenes.annotations("val"), scenes.images("val")))
         assert opened.max_detections == 100
 
 

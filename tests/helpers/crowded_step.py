@@ -9,13 +9,13 @@ import torch
 from helpers.small_segmenters import small
 from uniquery.data.augment import Sample, ScaleJitter, augment
 from uniquery.data.batch import Batch, LoadedSample, collate
-from uniquery.querying import Equivariance, InterScene, TransformGroup, UniqueQuerying
+from uniquery.querying import EquivarianceSettings, InterSceneSettings, RandomTransform, UniqueQuerying
 
 INSTANCES, COLUMNS, CELL = 600, 25, 20
 SIZE = COLUMNS * CELL + 12  # 512
 FLOAT_STACK = 4 * INSTANCES * SIZE * SIZE  # bytes that must never exist at once
 
-GROUPS = {"exact": Equivariance(), "resampled": Equivariance(rotate=(5, 9), scale=(0.9, 1.1))}
+GROUPS = {"exact": EquivarianceSettings(), "resampled": EquivarianceSettings(rotate=(5, 9), scale=(0.9, 1.1))}
 
 
 def crowd() -> LoadedSample:
@@ -42,10 +42,10 @@ def peak() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
-def step(group: TransformGroup) -> int:
+def step(group: RandomTransform) -> int:
     """By how much a forward and a backward with both parts of the algorithm raise the peak."""
     segmenter = small("condinst", max_queries=100)
-    objective = UniqueQuerying(segmenter, inter=InterScene(capacity=5000), equivariance=group)
+    objective = UniqueQuerying(segmenter, inter=InterSceneSettings(capacity=5000), equivariance=group)
     batch = collate([crowd()])
     assert isinstance(batch, Batch)
     before = restart_peak()

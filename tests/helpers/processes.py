@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from helpers.small_segmenters import drawn, small
 from uniquery.parallel import all_gather_rows, all_reduce_mean, broadcast_from_first
-from uniquery.querying import Equivariance, InterScene, UniqueQuerying
+from uniquery.querying import EquivarianceSettings, InterSceneSettings, UniqueQuerying
 from uniquery.structures import Images
 
 SIZES = ((64, 64), (64, 48), (40, 64), (64, 64))
@@ -65,7 +65,7 @@ def whole_batch() -> dict[str, Any]:
 def whole_objective(gather: bool = True) -> UniqueQuerying:
     """With both parts; batch statistics would differ between halves and whole, group statistics do not."""
     model = small("condinst", mask_norm="group").double()
-    return UniqueQuerying(model, InterScene(capacity=5000, gather=gather), Equivariance(rotate=(0, 30)))
+    return UniqueQuerying(model, InterSceneSettings(capacity=5000, gather=gather), EquivarianceSettings(rotate=(0, 30)))
 
 
 def _gradients(objective: torch.nn.Module, part: slice) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from uniquery.querying.inter_scene import InterSceneLoss, PairLoss
-from uniquery.querying.memory import StoredPixels
+from uniquery.querying.memory import InstancePixels
 from uniquery.structures import Queries
 
 KINDS = ["focal", "cross_entropy", "l1", "l2"]
@@ -36,7 +36,7 @@ def make(q=5, p=23, d=4, seed=0, dtype=torch.float64):
     g = torch.Generator().manual_seed(seed)
     embeddings = torch.randn(q, d, generator=g, dtype=dtype, requires_grad=True)
     queries = Queries(embeddings, torch.arange(q) % 2, torch.arange(q))
-    stored = StoredPixels(
+    stored = InstancePixels(
         torch.randn(p, d, generator=g, dtype=dtype),
         torch.rand(p, 2, generator=g, dtype=dtype) * 100,
         torch.randint(0, 4, (p,), generator=g),
@@ -98,7 +98,7 @@ def test_the_own_image_never_counts():
     ids = torch.full((5,), 3)
     own = stored.image_ids == 3
     loss = InterSceneLoss(dot_product_scale=1.0)
-    changed = StoredPixels(
+    changed = InstancePixels(
         torch.where(own[:, None], 100.0, stored.embeddings),
         stored.locations,
         stored.image_ids,
@@ -139,7 +139,7 @@ def test_extra_fields_of_queries_reach_the_similarity():
 def test_bfloat16_queries_and_memory():
     queries, ids, stored = make()
     half = Queries(queries.embeddings.detach().bfloat16().requires_grad_(), queries.image, queries.target)
-    rows = StoredPixels(
+    rows = InstancePixels(
         stored.embeddings.bfloat16(), stored.locations, stored.image_ids, stored.labels, stored.is_thing
     )
     value = InterSceneLoss(dot_product_scale=1.0)(half, ids, rows)
@@ -198,7 +198,7 @@ def test_logits_far_out_stay_finite_and_exact_where_it_counts(kind):
     embeddings = torch.ones(1, 1, requires_grad=True)
     zero, one = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
     for x in (-300.0, -90.0, -20.0, 0.0, 20.0, 80.0, 300.0):
-        stored = StoredPixels(torch.tensor([[x]]), torch.zeros(1, 2), one, zero, one > 0)
+        stored = InstancePixels(torch.tensor([[x]]), torch.zeros(1, 2), one, zero, one > 0)
         loss = InterSceneLoss(PairLoss(name=kind), dot_product_scale=1.0)
         value = loss(Queries(embeddings, zero, zero), zero, stored)
         (gradient,) = torch.autograd.grad(value, embeddings)

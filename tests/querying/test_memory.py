@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from uniquery.querying.memory import PixelMemory, StoredPixels
+from uniquery.querying.memory import InstancePixels, PixelMemory
 
 
 def rows(*ids, width=3):
     column = torch.tensor(ids)
-    return StoredPixels(
+    return InstancePixels(
         column[:, None].float().expand(-1, width), column[:, None].expand(-1, 2).float(), column, column, column > 0
     )
 
@@ -45,7 +45,7 @@ def test_capacity_zero_is_the_last_push():
 def test_reading_does_not_write_and_keeps_no_graph():
     memory = PixelMemory(capacity=4)
     pixels = rows(1, 2)
-    hot = StoredPixels(
+    hot = InstancePixels(
         pixels.embeddings.clone().requires_grad_() * 2,
         pixels.locations,
         pixels.image_ids,

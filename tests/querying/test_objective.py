@@ -11,9 +11,9 @@ from helpers.small_segmenters import small
 from uniquery.backbones import BackboneConfig
 from uniquery.masks.geometry import mask_boxes
 from uniquery.querying import (
-    Equivariance,
-    InterScene,
+    EquivarianceSettings,
     InterSceneLoss,
+    InterSceneSettings,
     PixelSampling,
     UniqueQuerying,
     sample_pixels,
@@ -25,7 +25,10 @@ from uniquery.segmenters.condinst import CondInstConfig
 from uniquery.structures import Images, Targets
 
 IDENTITY = {"flip": 0.0, "crop": None}
-BOTH = {"inter": InterScene(capacity=500, sampling=PixelSampling(count=5)), "equivariance": Equivariance()}
+BOTH = {
+    "inter": InterSceneSettings(capacity=500, sampling=PixelSampling(count=5)),
+    "equivariance": EquivarianceSettings(),
+}
 
 
 def segmenter(seed=0):
@@ -69,25 +72,29 @@ def test_identity_makes_l_equi_the_base_mask_loss(name, parts, views, monkeypatc
     model = segmenter() if name == "condinst" else small(name).train()
     images, targets = batch()
     base = UniqueQuerying(model)(images, targets)
-    ours = UniqueQuerying(model, equivariance=Equivariance(weight=3.0, **IDENTITY, views=views))(images, targets)
+    ours = UniqueQuerying(model, equivariance=EquivarianceSettings(weight=3.0, **IDENTITY, views=views))(
+        images, targets
+    )
     assert ours["loss_equi"].item() == pytest.approx(3 * sum(base[part].item() for part in parts), rel=1e-5)
     for part in parts:
         assert ours[part].item() == pytest.approx(base[part].item(), rel=1e-5)
 
 
 def test_identity_makes_feature_equivariance_zero():
-    settings = Equivariance(**IDENTITY, target="features")
+    settings = EquivarianceSettings(**IDENTITY, target="features")
     losses = UniqueQuerying(segmenter(), equivariance=settings)(*batch())
     assert losses["loss_equi"].item() == pytest.approx(0, abs=1e-9)
 
 
 def test_an_untrained_net_does_not_follow_a_flip():
-    losses = UniqueQuerying(segmenter(), equivariance=Equivariance(flip=1.0, crop=None, target="features"))(*batch())
+    losses = UniqueQuerying(segmenter(), equivariance=EquivarianceSettings(flip=1.0, crop=None, target="features"))(
+        *batch()
+    )
     assert losses["loss_equi"].item() > 1e-6
 
 
 def test_lambda_zero_is_plain_augmentation():
-    losses = UniqueQuerying(segmenter(), equivariance=Equivariance(weight=0.0))(*batch())
+    losses = UniqueQuerying(segmenter(), equivariance=EquivarianceSettings(weight=0.0))(*batch())
     assert "loss_equi" not in losses
 
 
@@ -97,7 +104,7 @@ def test_paired_views_carry_the_base_loss_at_their_own_size():
     images, targets = batch()
     seen = []
     model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    group = Equivariance(weight=0.0, flip=1.0, crop=(0.6, 0.7))
+    group = EquivarianceSettings(weight=0.0, flip=1.0, crop=(0.6, 0.7))
     losses = UniqueQuerying(model, equivariance=group)(images, targets)
     originals, views = seen
     assert torch.equal(originals.pixels, images.pixels)
@@ -114,8 +121,8 @@ def test_l_inter_is_the_mean_over_the_queries_of_images_and_views():
     """Not the mean of two means: views show fewer instances, and so have fewer queries."""
     model = segmenter()
     images, targets = batch()
-    crops = Equivariance(weight=0.0, flip=0.0, crop=(0.4, 0.4))
-    objective = UniqueQuerying(model, inter=InterScene(capacity=5000), equivariance=crops)
+    crops = EquivarianceSettings(weight=0.0, flip=0.0, crop=(0.4, 0.4))
+    objective = UniqueQuerying(model, inter=InterSceneSettings(capacity=5000), equivariance=crops)
     loss = objective(images, targets)["loss_inter"]
     queries, ids = objective._last_queries
     assert 0 < (queries.image >= 2).sum() < (queries.image < 2).sum()
@@ -140,14 +147,16 @@ def test_the_order_of_images_does_not_change_the_memory():
 
 def test_gradients_of_l_equi_reach_queries_of_the_view_and_features_of_the_original():
     model = segmenter()
-    losses = UniqueQuerying(model, equivariance=Equivariance(views="extra"))(*batch())
+    losses = UniqueQuerying(model, equivariance=EquivarianceSettings(views="extra"))(*batch())
     losses["loss_equi"].backward()
     assert model.head.controller.weight.grad.abs().sum() > 0
     assert model.mask_branch.tower[-1].weight.grad.abs().sum() > 0
 
 
 def test_inter_scene_ignores_the_current_image_its_view_and_its_last_visit():
-    objective = UniqueQuerying(segmenter(), inter=InterScene(capacity=5000), equivariance=Equivariance(**IDENTITY))
+    objective = UniqueQuerying(
+        segmenter(), inter=InterSceneSettings(capacity=5000), equivariance=EquivarianceSettings(**IDENTITY)
+    )
     images, targets = batch(counts=(3,), first_id=42)
     for _ in range(3):
         losses = objective(images, targets)
@@ -157,7 +166,7 @@ def test_inter_scene_ignores_the_current_image_its_view_and_its_last_visit():
 
 def test_inter_scene_sees_other_images_and_trains_the_filters_only():
     model = segmenter()
-    objective = UniqueQuerying(model, inter=InterScene(capacity=5000))
+    objective = UniqueQuerying(model, inter=InterSceneSettings(capacity=5000))
     loss = objective(*batch())["loss_inter"]
     assert loss.item() > 0
     loss.backward()
@@ -167,7 +176,7 @@ def test_inter_scene_sees_other_images_and_trains_the_filters_only():
 
 def test_ramp_and_weight():
     plain, ramped = (
-        UniqueQuerying(segmenter(), inter=InterScene(weight=w, ramp_steps=r, capacity=0))
+        UniqueQuerying(segmenter(), inter=InterSceneSettings(weight=w, ramp_steps=r, capacity=0))
         for w, r in ((1.0, 0), (2.0, 4))
     )
     images, targets = batch()
@@ -182,7 +191,7 @@ def test_ramp_and_weight():
 
 
 def test_caps_on_queries_and_negatives():
-    settings = InterScene(capacity=5000, max_queries=2, negatives_per_step=3)
+    settings = InterSceneSettings(capacity=5000, max_queries=2, negatives_per_step=3)
     loss = UniqueQuerying(segmenter(), inter=settings)(*batch())["loss_inter"]
     assert math.isfinite(loss.item())
 
@@ -191,7 +200,7 @@ def test_caps_on_queries_and_negatives():
 @pytest.mark.parametrize("views", ["paired", "extra"])
 def test_finite_losses_and_a_gradient_for_every_parameter(counts, views):
     model = segmenter()
-    settings = {**BOTH, "equivariance": Equivariance(views=views)}
+    settings = {**BOTH, "equivariance": EquivarianceSettings(views=views)}
     losses = UniqueQuerying(model, **settings)(*batch(counts))
     sum(losses.values()).backward()
     assert all(torch.isfinite(loss) for loss in losses.values())
@@ -200,7 +209,9 @@ def test_finite_losses_and_a_gradient_for_every_parameter(counts, views):
         assert torch.isfinite(parameter.grad).all(), name
 
 
-@pytest.mark.parametrize("group", [Equivariance(rotate=(0, 60), scale=(0.5, 2.0)), Equivariance(combine="choose")])
+@pytest.mark.parametrize(
+    "group", [EquivarianceSettings(rotate=(0, 60), scale=(0.5, 2.0)), EquivarianceSettings(combine="choose")]
+)
 def test_the_enlarged_family_trains(group):
     losses = UniqueQuerying(segmenter(), equivariance=group)(*batch())
     sum(losses.values()).backward()
@@ -238,7 +249,7 @@ def test_a_restored_objective_goes_on_the_same():
         torch.manual_seed(9)
         results.append(objective(images, targets))
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
-    assert second.steps == first.steps
+    assert second.forwards == first.forwards
 
 
 def test_evaluation_does_not_write_to_the_memory():
@@ -249,31 +260,31 @@ def test_evaluation_does_not_write_to_the_memory():
 
 def test_bad_settings():
     with pytest.raises(ValueError, match=r"weight\n.*greater than or equal to 0"):
-        Equivariance(weight=-1)
+        EquivarianceSettings(weight=-1)
     with pytest.raises(ValueError, match="paired"):
-        Equivariance(weight=0, views="extra")
+        EquivarianceSettings(weight=0, views="extra")
     with pytest.raises(ValueError, match=r"weight\n.*greater than or equal to 0"):
-        InterScene(weight=-1)
+        InterSceneSettings(weight=-1)
     for wrong in ({"max_queries": 0}, {"negatives_per_step": 0}):
         with pytest.raises(ValueError, match="greater than 0"):
-            InterScene(**wrong)
+            InterSceneSettings(**wrong)
     for wrong, choices in (({"queries": "Matched"}, "'all' or 'matched'"), ({"layers": "first"}, "'last' or 'all'")):
         with pytest.raises(ValueError, match=choices):
-            InterScene(**wrong)
+            InterSceneSettings(**wrong)
     for wrong, choices in (({"views": "Paired"}, "'paired' or 'extra'"), ({"target": "mask"}, "'masks' or 'features'")):
         with pytest.raises(ValueError, match=choices):
-            Equivariance(**wrong)
+            EquivarianceSettings(**wrong)
 
 
 def test_a_push_larger_than_the_memory_keeps_pixels_of_all_images():
-    objective = UniqueQuerying(segmenter(), inter=InterScene(capacity=20, sampling="dense"))
+    objective = UniqueQuerying(segmenter(), inter=InterSceneSettings(capacity=20, sampling="dense"))
     objective(*batch())
     assert len(objective.memory) == 20
     assert objective.memory.read().image_ids.unique().tolist() == [0, 1]
 
 
 def test_statistics_are_of_matched_queries_of_all_images():
-    objective = UniqueQuerying(small("mask2former").train(), inter=InterScene(capacity=500))
+    objective = UniqueQuerying(small("mask2former").train(), inter=InterSceneSettings(capacity=500))
     images, targets = batch(counts=(1, 3))
     objective(images, targets)
     seen = []
@@ -291,7 +302,7 @@ class TestSetPrediction:
         torch.manual_seed(0)
         model = small("mask2former").train()
         images, targets = batch()
-        objective = UniqueQuerying(model, inter=InterScene(capacity=500, **settings))
+        objective = UniqueQuerying(model, inter=InterSceneSettings(capacity=500, **settings))
         objective.memory.push(
             sample_pixels(model(images).pixels, [replace(t, image_id=99) for t in targets], PixelSampling(name="dense"))
         )
@@ -326,7 +337,7 @@ class TestSetPrediction:
         seen = []
         original = model.mask_loss
         model.mask_loss = lambda logits, queries, targets: (seen.append(queries), original(logits, queries, targets))[1]
-        losses = UniqueQuerying(model, equivariance=Equivariance(**IDENTITY))(*batch())
+        losses = UniqueQuerying(model, equivariance=EquivarianceSettings(**IDENTITY))(*batch())
         assert losses["loss_equi"].isfinite()
         assert (seen[-1].target >= 0).all()
         assert sorted(seen[-1].image.tolist()) == [0, 0, 0, 1, 1]
@@ -338,7 +349,7 @@ def test_stuff_queries_are_to_fire_on_their_stuff():
     for things in (None, torch.ones(3, dtype=torch.bool), torch.zeros(3, dtype=torch.bool)):
         model = segmenter()
         images, targets = batch((3,))
-        objective = UniqueQuerying(model, inter=InterScene(capacity=500))
+        objective = UniqueQuerying(model, inter=InterSceneSettings(capacity=500))
         other = [replace(t, image_id=99, things=things) for t in targets]
         objective.memory.push(sample_pixels(model(images).pixels, other, PixelSampling(name="dense")))
         values.append(objective(images, [replace(t, things=things) for t in targets])["loss_inter"].item())

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from uniquery.querying.sampling import PixelSampling, owned_cells, sample_pixels
+from uniquery.querying.sampling import PixelSampling, instance_cells, sample_pixels
 from uniquery.structures import PixelMap, Targets
 
 
@@ -16,7 +16,7 @@ def scene(image_id=7):
 
 
 def test_owned_cells_and_the_small_instance():
-    owned = owned_cells(scene().masks, 8)
+    owned = instance_cells(scene().masks, 8)
     assert owned.sum(1).tolist() == [4, 1, 6]
     assert owned[1].nonzero().flatten().tolist() == [2 * 4 + 3]
 
@@ -30,7 +30,7 @@ def test_owned_cells_and_the_small_instance():
     ],
 )
 def test_samplers_count(sampler, counts):
-    owned = owned_cells(scene().masks, 8)
+    owned = instance_cells(scene().masks, 8)
     instance, cell = sampler(owned, torch.Generator().manual_seed(0))
     assert torch.bincount(instance, minlength=3).tolist() == counts
     assert owned[instance, cell].all()
@@ -38,7 +38,7 @@ def test_samplers_count(sampler, counts):
 
 
 def test_sparse_takes_n_of_the_image_and_seeds_repeat():
-    owned = owned_cells(scene().masks, 8)
+    owned = instance_cells(scene().masks, 8)
     draws = [PixelSampling(name="sparse", count=5)(owned, torch.Generator().manual_seed(s)) for s in (0, 0, 1)]
     assert len(draws[0][0]) == 5
     assert torch.equal(draws[0][1], draws[1][1])
@@ -47,7 +47,7 @@ def test_sparse_takes_n_of_the_image_and_seeds_repeat():
 
 
 def test_sampling_is_uniform_over_an_instance():
-    owned = owned_cells(scene().masks, 8)
+    owned = instance_cells(scene().masks, 8)
     generator = torch.Generator().manual_seed(0)
     hits = torch.zeros(16)
     for _ in range(600):
@@ -79,7 +79,7 @@ def test_nothing_is_sampled_where_targets_are_not_valid():
     valid[:16, :8] = False  # two of the first instance's cells
     valid[16:24, 24:32] = False  # the cell of the small one, which the third also owns
     target = replace(scene(), valid=valid)
-    owned = owned_cells(target.masks, 8, target.valid)
+    owned = instance_cells(target.masks, 8, target.valid)
     assert owned.sum(1).tolist() == [2, 0, 5]
     stored = sample_pixels(PixelMap(torch.randn(1, 5, 4, 4), 8), [target], PixelSampling(name="dense"))
     x, y = stored.locations.long().T

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from uniquery.querying.transforms import COARSEST_STRIDE, Transform, TransformGroup
+from uniquery.querying.transforms import SIZE_DIVISIBILITY, RandomTransform, Transform
 
 ELEMENTS = [
     Transform(0, 0, 96, 128),
@@ -129,13 +129,13 @@ def test_valid_region():
 
 
 def test_drawn_windows_are_on_the_grid_and_inside():
-    group = TransformGroup(crop=(0.6, 1.0))
+    group = RandomTransform(crop=(0.6, 1.0))
     generator = torch.Generator().manual_seed(0)
     sizes = [(200, 333), (64, 800), (96, 128)]
     shapes = set()
     for _ in range(50):
         for (height, width), g in zip(sizes, group.draw(sizes, generator), strict=True):
-            assert all(v % COARSEST_STRIDE == 0 for v in (g.top, g.left, g.height, g.width))
+            assert all(v % SIZE_DIVISIBILITY == 0 for v in (g.top, g.left, g.height, g.width))
             assert g.top + g.height <= height
             assert g.left + g.width <= width
             shapes.add((g.height, g.width))
@@ -145,7 +145,7 @@ def test_drawn_windows_are_on_the_grid_and_inside():
 @pytest.mark.parametrize("side", [64, 100, 128, 192, 250, 800])
 def test_a_crop_keeps_the_smallest_fraction_at_least(side):
     """Rounding to the grid never cuts more than was allowed, unless the grid itself does not fit the side."""
-    group = TransformGroup(crop=(0.6, 1.0))
+    group = RandomTransform(crop=(0.6, 1.0))
     generator = torch.Generator().manual_seed(0)
     kept = {g.height for _ in range(60) for g in group.draw([(side, side)], generator)}
     assert all(0.6 * side <= height <= side and height % 32 == 0 for height in kept)
@@ -153,12 +153,12 @@ def test_a_crop_keeps_the_smallest_fraction_at_least(side):
 
 
 def test_a_flip_without_a_crop_takes_the_largest_window():
-    (g,) = TransformGroup(flip=1.0, crop=None).draw([(100, 170)])
+    (g,) = RandomTransform(flip=1.0, crop=None).draw([(100, 170)])
     assert (g.top, g.left, g.height, g.width, g.flip) == (0, 0, 96, 160, True)
 
 
 def test_choose_takes_one_at_a_time():
-    group = TransformGroup(flip=1.0, crop=(0.5, 0.5), rotate=(10, 20), scale=(2.0, 2.0), combine="choose")
+    group = RandomTransform(flip=1.0, crop=(0.5, 0.5), rotate=(10, 20), scale=(2.0, 2.0), combine="choose")
     generator = torch.Generator().manual_seed(1)
     seen = set()
     for _ in range(60):
@@ -170,7 +170,7 @@ def test_choose_takes_one_at_a_time():
 
 
 def test_draws_repeat_with_the_seed():
-    group = TransformGroup(rotate=(0, 60), scale=(0.5, 2))
+    group = RandomTransform(rotate=(0, 60), scale=(0.5, 2))
     draws = [group.draw([(128, 256)] * 3, torch.Generator().manual_seed(s)) for s in (3, 3, 4)]
     assert draws[0] == draws[1]
     assert draws[0] != draws[2]
@@ -181,7 +181,7 @@ def test_draws_repeat_with_the_seed():
 )
 def test_bad_settings(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
-        TransformGroup(**settings)
+        RandomTransform(**settings)
 
 
 def test_gradients_flow_through_maps():
@@ -192,7 +192,7 @@ def test_gradients_flow_through_maps():
 
 
 def test_an_image_narrower_than_a_cell_stays_as_it_is():
-    group = TransformGroup(flip=1.0, rotate=(10, 20))
+    group = RandomTransform(flip=1.0, rotate=(10, 20))
     for g in group.draw([(20, 100), (100, 20)], torch.Generator().manual_seed(0)):
         assert g.is_exact
         assert not g.flip

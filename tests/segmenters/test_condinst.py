@@ -31,12 +31,12 @@ class TestLosses:
         torch.manual_seed(0)
         every, some, others = (model.assign(outputs, targets) for model in (free, capped, capped))
         assert len(every) == len(some) == len(others) > 6
-        assert every.takes_part.all()
-        assert some.takes_part.sum() == others.takes_part.sum() == 4
-        assert not torch.equal(some.takes_part, others.takes_part)  # drawn in each step
+        assert every.has_query.all()
+        assert some.has_query.sum() == others.has_query.sum() == 4
+        assert not torch.equal(some.has_query, others.has_query)  # drawn in each step
 
         queries = capped.queries(outputs, some)
-        chosen = free.queries(outputs, every)[some.takes_part]
+        chosen = free.queries(outputs, every)[some.has_query]
         for field in fields(queries):
             assert torch.equal(getattr(queries, field.name), getattr(chosen, field.name)), field.name
         again = capped.queries(outputs, some)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from helpers.small_segmenters import NUM_CLASSES, SILENT, SMALL, drawn, small
-from uniquery.querying import Equivariance, InterScene, UniqueQuerying
+from uniquery.querying import EquivarianceSettings, InterSceneSettings, UniqueQuerying
 from uniquery.segmenters import SEGMENTERS
 from uniquery.structures import Images, Instances
 
@@ -422,14 +422,14 @@ class TestPredict:
 
 class TestAlgorithm:
     SETTINGS: ClassVar = {
-        "inter": lambda: {"inter": InterScene(capacity=500)},
-        "paired": lambda: {"equivariance": Equivariance()},
-        "both": lambda: {"inter": InterScene(capacity=500), "equivariance": Equivariance()},
+        "inter": lambda: {"inter": InterSceneSettings(capacity=500)},
+        "paired": lambda: {"equivariance": EquivarianceSettings()},
+        "both": lambda: {"inter": InterSceneSettings(capacity=500), "equivariance": EquivarianceSettings()},
         "all layers, extra": lambda: {
-            "inter": InterScene(capacity=500, layers="all", queries="matched"),
-            "equivariance": Equivariance(views="extra"),
+            "inter": InterSceneSettings(capacity=500, layers="all", queries="matched"),
+            "equivariance": EquivarianceSettings(views="extra"),
         },
-        "features": lambda: {"equivariance": Equivariance(target="features")},
+        "features": lambda: {"equivariance": EquivarianceSettings(target="features")},
     }
 
     @pytest.mark.parametrize("settings", sorted(SETTINGS))
@@ -464,7 +464,7 @@ class TestAlgorithm:
         """Of queries against pixels of other images: twenty steps on L_inter alone."""
         images, targets = batch
         model = small(name)
-        objective = UniqueQuerying(model, inter=InterScene(capacity=500))
+        objective = UniqueQuerying(model, inter=InterSceneSettings(capacity=500))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         values = []
         for _ in range(20):

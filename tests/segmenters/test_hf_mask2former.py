@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from helpers.small_segmenters import NUM_CLASSES, drawn
 from uniquery.errors import DataError, UserError
 from uniquery.masks.suppression import box_iou
-from uniquery.querying import Equivariance, InterScene, UniqueQuerying
+from uniquery.querying import EquivarianceSettings, InterSceneSettings, UniqueQuerying
 from uniquery.segmenters.hf_mask2former import HFMask2Former
 from uniquery.structures import Images, Targets
 
@@ -236,14 +236,14 @@ class TestQueries:
 
 
 FORMS = {
-    "inter": lambda: {"inter": InterScene(capacity=500)},
-    "inter, matched, all layers": lambda: {"inter": InterScene(capacity=500, queries="matched", layers="all")},
-    "paired": lambda: {"equivariance": Equivariance()},
-    "extra, turned": lambda: {"equivariance": Equivariance(views="extra", rotate=(0, 60), scale=(0.5, 2.0))},
-    "both": lambda: {"inter": InterScene(capacity=500), "equivariance": Equivariance()},
+    "inter": lambda: {"inter": InterSceneSettings(capacity=500)},
+    "inter, matched, all layers": lambda: {"inter": InterSceneSettings(capacity=500, queries="matched", layers="all")},
+    "paired": lambda: {"equivariance": EquivarianceSettings()},
+    "extra, turned": lambda: {"equivariance": EquivarianceSettings(views="extra", rotate=(0, 60), scale=(0.5, 2.0))},
+    "both": lambda: {"inter": InterSceneSettings(capacity=500), "equivariance": EquivarianceSettings()},
     "both, turned": lambda: {
-        "inter": InterScene(capacity=500),
-        "equivariance": Equivariance(rotate=(0, 60), scale=(0.5, 2.0)),
+        "inter": InterSceneSettings(capacity=500),
+        "equivariance": EquivarianceSettings(rotate=(0, 60), scale=(0.5, 2.0)),
     },
 }
 
@@ -273,7 +273,9 @@ class TestOn:
     def test_parts_reach_the_network(self, batch):
         """Each part alone moves mask embeddings; the equivariance part also moves the features."""
         model = small_hf()
-        objective = UniqueQuerying(HFMask2Former(model), inter=InterScene(capacity=500), equivariance=Equivariance())
+        objective = UniqueQuerying(
+            HFMask2Former(model), inter=InterSceneSettings(capacity=500), equivariance=EquivarianceSettings()
+        )
         losses = run(objective, *batch)
         decoder = model.model.transformer_module.decoder.mask_predictor.mask_embedder
         features = model.model.pixel_level_module.decoder.mask_projection
@@ -287,14 +289,16 @@ class TestOn:
     def test_the_base_losses_stay_when_inter_joins(self, batch):
         model = small_hf()
         off = run(UniqueQuerying(HFMask2Former(model)), *batch)
-        on = run(UniqueQuerying(HFMask2Former(model), inter=InterScene()), *batch)
+        on = run(UniqueQuerying(HFMask2Former(model), inter=InterSceneSettings()), *batch)
         for name, loss in off.items():
             assert torch.equal(loss, on[name]), name
 
     def test_the_model_learns(self):
         images, targets = drawn(((64, 64),) * 2, (1, 1), radii=(14, 18))
         model = small_hf(num_queries=6, decoder_layers=2)
-        objective = UniqueQuerying(HFMask2Former(model), inter=InterScene(capacity=500), equivariance=Equivariance())
+        objective = UniqueQuerying(
+            HFMask2Former(model), inter=InterSceneSettings(capacity=500), equivariance=EquivarianceSettings()
+        )
         optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
         history = []
         torch.manual_seed(0)
@@ -308,7 +312,7 @@ class TestOn:
 
     @pytest.mark.parametrize("kind", ["bfloat16 autocast", "float64"])
     def test_other_precisions_are_close(self, batch, kind):
-        settings = {"inter": InterScene(capacity=500)}
+        settings = {"inter": InterSceneSettings(capacity=500)}
         adapter = HFMask2Former(small_hf(train_num_points=2048)).eval()
         single = run(UniqueQuerying(adapter, **settings), *batch)
         if kind == "float64":
@@ -472,7 +476,9 @@ class TestSaving:
         model = small_hf()
         before = {name: value.clone() for name, value in model.state_dict().items()}
         trainable = [name for name, p in model.named_parameters() if p.requires_grad]
-        objective = UniqueQuerying(HFMask2Former(model), inter=InterScene(capacity=500), equivariance=Equivariance())
+        objective = UniqueQuerying(
+            HFMask2Former(model), inter=InterSceneSettings(capacity=500), equivariance=EquivarianceSettings()
+        )
         model.eval()
         run(objective, *batch)
         assert [name for name, p in model.named_parameters() if p.requires_grad] == trainable

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from helpers.killed_runs import children
 from helpers.small_runs import small_config, small_scenes
-from uniquery.training.distributed import fresh_store
+from uniquery.training.distributed import restart_safe_store
 from uniquery.training.loop import Trainer
 
 pytestmark = pytest.mark.distributed
@@ -210,9 +210,9 @@ def test_restarted_processes_meet_under_a_new_name():
     store = dist.HashStore()
     for attempt in ("first", "restarted"):
         with ThreadPoolExecutor(3) as pool:
-            later = [pool.submit(fresh_store, store, rank, 3) for rank in (1, 2)]
+            later = [pool.submit(restart_safe_store, store, rank, 3) for rank in (1, 2)]
             time.sleep(0.05)  # they come first, and find the name of the attempt before
-            places = [fresh_store(store, 0, 3), *(place.result(timeout=20) for place in later)]
+            places = [restart_safe_store(store, 0, 3), *(place.result(timeout=20) for place in later)]
         assert not any(place.check(["address"]) for place in places)
         places[0].set("address", attempt)
         assert [place.get("address").decode() for place in places] == [attempt] * 3

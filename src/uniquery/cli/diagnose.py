@@ -19,8 +19,8 @@ from uniquery.files import write_atomically
 from uniquery.parallel import choose_device
 from uniquery.report.drawings import png_bytes
 from uniquery.report.responses import OTHERS, response_picture
+from uniquery.training.model_and_data import open_model_and_data
 from uniquery.training.run_folder import RunFolder
-from uniquery.training.trained import open_trained_model
 
 
 def add_parser(commands: Any) -> None:
@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     console = Console()
-    trained = open_trained_model(args.model, args.data, choose_device(args.device))
+    trained = open_model_and_data(args.model, args.data, choose_device(args.device))
     diagnosis = diagnose(trained.model, trained.data, trained.info.test_size, args.images)
     console.print(_cross_scene_table(diagnosis), _equivariance_table(diagnosis))
     if args.sweep:

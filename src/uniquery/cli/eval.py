@@ -20,7 +20,7 @@ from uniquery.evaluation.sweep import sweep_mask_thresholds
 from uniquery.evaluation.tables import sweep_table
 from uniquery.files import write_atomically
 from uniquery.parallel import choose_device
-from uniquery.training.trained import TrainedModel, open_trained_model
+from uniquery.training.model_and_data import ModelAndData, open_model_and_data
 
 
 def add_parser(commands: Any) -> None:
@@ -75,14 +75,14 @@ def run(args: argparse.Namespace) -> None:
         raise UserError("Give a model to score, or --results with --annotations.")
     if args.sweep_threshold and (args.save or args.mask_threshold is not None):
         raise UserError("--sweep-threshold tries several thresholds: leave --save and --mask-threshold out.")
-    trained = open_trained_model(args.model, args.data, choose_device(args.device))
+    trained = open_model_and_data(args.model, args.data, choose_device(args.device))
     if args.sweep_threshold:
         _sweep(console, args, trained)
     else:
         _evaluate(console, args, trained)
 
 
-def _sweep(console: Console, args: argparse.Namespace, trained: TrainedModel) -> None:
+def _sweep(console: Console, args: argparse.Namespace, trained: ModelAndData) -> None:
     with progress_bar("predicting", console) as progress:
         sweep = sweep_mask_thresholds(
             trained.model,
@@ -99,7 +99,7 @@ def _sweep(console: Console, args: argparse.Namespace, trained: TrainedModel) ->
         write_atomically(args.json, json.dumps({str(t): m.values for t, m in sweep.items()}, indent=2))
 
 
-def _evaluate(console: Console, args: argparse.Namespace, trained: TrainedModel) -> None:
+def _evaluate(console: Console, args: argparse.Namespace, trained: ModelAndData) -> None:
     with progress_bar("predicting", console) as progress:
         (results,) = predict_dataset(
             trained.model,

@@ -188,10 +188,10 @@ class TestSize(Settings):
 AnyAugmentation = Annotated[ShortSide | Flip | Transpose | Crop | ScaleJitter | Color, Field(discriminator="op")]
 
 
-def augment(sample: Sample, steps: Sequence[Augmentation], rng: np.random.Generator) -> Sample:
-    """Applies the steps in order; instances without a pixel left are dropped."""
-    for step in steps:
-        sample = step(sample, rng)
+def augment(sample: Sample, augmentations: Sequence[Augmentation], rng: np.random.Generator) -> Sample:
+    """Applies the augmentations in order; instances without a pixel left are dropped."""
+    for augmentation in augmentations:
+        sample = augmentation(sample, rng)
     return sample.without_empty()
 
 

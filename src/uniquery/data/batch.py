@@ -15,9 +15,7 @@ from uniquery.data.augment import Augmentation, Sample, augment, image_only, res
 from uniquery.data.dataset import Dataset
 from uniquery.errors import DataError
 from uniquery.masks.geometry import mask_boxes
-from uniquery.structures import Images, Targets
-
-PAD_MULTIPLE = 32
+from uniquery.structures import SIZE_DIVISIBILITY, Images, Targets
 
 
 @dataclass(frozen=True)
@@ -59,8 +57,8 @@ class TrainingSamples(torch_data.Dataset["LoadedSample | DataError"]):
     A sample that cannot be read is returned as its error: an error raised in a worker would arrive with a traceback.
     """
 
-    def __init__(self, data: Dataset, steps: Sequence[Augmentation], seed: int) -> None:
-        self.data, self.steps, self.seed = data, steps, seed
+    def __init__(self, data: Dataset, augmentations: Sequence[Augmentation], seed: int) -> None:
+        self.data, self.augmentations, self.seed = data, augmentations, seed
 
     def __getitem__(self, key: tuple[int, int]) -> LoadedSample | DataError:
         epoch, index = key
@@ -69,7 +67,7 @@ class TrainingSamples(torch_data.Dataset["LoadedSample | DataError"]):
             sample = self.data.load(index)
         except DataError as error:
             return error
-        return LoadedSample(augment(sample, self.steps, rng), int(self.data.image_ids[index]), sample.size)
+        return LoadedSample(augment(sample, self.augmentations, rng), int(self.data.image_ids[index]), sample.size)
 
 
 class EvaluationSamples(torch_data.Dataset["LoadedSample | DataError"]):
@@ -104,7 +102,7 @@ def collate(samples: Sequence[LoadedSample | DataError]) -> Batch | DataError:
             return one
         loaded.append(one)
     sizes = tuple(one.sample.size for one in loaded)
-    height, width = (-(-max(side) // PAD_MULTIPLE) * PAD_MULTIPLE for side in zip(*sizes, strict=True))
+    height, width = (-(-max(side) // SIZE_DIVISIBILITY) * SIZE_DIVISIBILITY for side in zip(*sizes, strict=True))
     pixels = torch.zeros(len(loaded), 3, height, width, dtype=torch.uint8)
     for row, one in zip(pixels, loaded, strict=True):
         row[:, : one.sample.size[0], : one.sample.size[1]] = one.sample.image

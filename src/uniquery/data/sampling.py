@@ -10,7 +10,7 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 
-class EndlessBatches(Sampler[list[tuple[int, int]]]):
+class StepBatchSampler(Sampler[list[tuple[int, int]]]):
     """Batches of (epoch, index) from one endless sequence of permutations, from a given step on.
 
     Position p of the sequence is image π_e(p mod n) of epoch e = p div n. Each step takes the next `batch_size`

@@ -21,17 +21,23 @@ from uniquery.data.dataset import Dataset
 from uniquery.evaluation.coco import Metrics
 from uniquery.querying import PixelSampling, Segmenter, Transform, sample_pixels
 from uniquery.querying.equivariance import feature_equivariance, view_of
-from uniquery.querying.memory import StoredPixels
-from uniquery.querying.sampling import owned_cells
-from uniquery.structures import Instances, PixelMap, Queries, Targets
+from uniquery.querying.memory import InstancePixels
+from uniquery.querying.sampling import instance_cells
+from uniquery.structures import SIZE_DIVISIBILITY, Instances, PixelMap, Queries, Targets
 
 PIXELS_PER_INSTANCE = 10
 BINS = 2000  # of the histogram of responses: percentiles are exact to 0.0005
 CONFIDENT = 0.5  # smallest score of an instance whose equivariance is measured
 
+
+def _crop_side(side: int) -> int:
+    """Three quarters of a side, on the grid of crop windows."""
+    return max(SIZE_DIVISIBILITY, side * 3 // 4 // SIZE_DIVISIBILITY * SIZE_DIVISIBILITY)
+
+
 TRANSFORMS: dict[str, Callable[[int, int], Transform]] = {
     "flip": lambda h, w: Transform(0, 0, h, w, flip=True),
-    "crop": lambda h, w: Transform(0, 0, max(32, h * 3 // 4 // 32 * 32), max(32, w * 3 // 4 // 32 * 32)),
+    "crop": lambda h, w: Transform(0, 0, _crop_side(h), _crop_side(w)),
     "rotate 30°": lambda h, w: Transform(0, 0, h, w, angle=30.0),
     "scale 0.7": lambda h, w: Transform(0, 0, h, w, scale=0.7),
 }
@@ -86,7 +92,7 @@ class ProbedImage:
     pixel_map: PixelMap
     queries: Queries
     own_response: Tensor
-    instance_pixels: StoredPixels
+    instance_pixels: InstancePixels
     instances: Instances
 
 
@@ -162,7 +168,7 @@ def probe_images(
 def _own_response(model: Segmenter[Any, Any, Any], queries: Any, pixels: Any, target: Targets) -> Tensor:
     """(Q,) mean probability of each query on the cells of the instance that it owns."""
     probabilities = model.decode(queries, pixels).sigmoid().flatten(1)
-    owned = owned_cells(target.masks, pixels.stride)[queries.target]
+    owned = instance_cells(target.masks, pixels.stride)[queries.target]
     return (probabilities * owned).sum(1) / owned.sum(1).clamp(min=1)
 
 
@@ -192,7 +198,7 @@ def equivariance_error(
     """One transformation, over all images; None if no image is large enough or no instance is predicted."""
     mask_errors, feature_errors = [], []
     for image in images:
-        height, width = (side // 32 * 32 for side in image.batch.images.sizes[0])
+        height, width = (side // SIZE_DIVISIBILITY * SIZE_DIVISIBILITY for side in image.batch.images.sizes[0])
         if not height or not width:
             continue
         g = make_transform(height, width)

@@ -1,26 +1,26 @@
 """The paper: instance-unique, equivariant querying. Independent of any segmenter, data set or trainer."""
 
 from uniquery.querying.contract import Segmenter
-from uniquery.querying.equivariance import Equivariance, EquivarianceLoss, feature_equivariance, view_of
-from uniquery.querying.inter_scene import InterScene, InterSceneLoss, PairLoss
-from uniquery.querying.memory import PixelMemory, StoredPixels
+from uniquery.querying.equivariance import EquivarianceLoss, EquivarianceSettings, feature_equivariance, view_of
+from uniquery.querying.inter_scene import InterSceneLoss, InterSceneSettings, PairLoss
+from uniquery.querying.memory import InstancePixels, PixelMemory
 from uniquery.querying.objective import QueryingSettings, UniqueQuerying
 from uniquery.querying.sampling import PixelSampling, sample_pixels
-from uniquery.querying.transforms import Transform, TransformGroup
+from uniquery.querying.transforms import RandomTransform, Transform
 
 __all__ = [
-    "Equivariance",
     "EquivarianceLoss",
-    "InterScene",
+    "EquivarianceSettings",
+    "InstancePixels",
     "InterSceneLoss",
+    "InterSceneSettings",
     "PairLoss",
     "PixelMemory",
     "PixelSampling",
     "QueryingSettings",
+    "RandomTransform",
     "Segmenter",
-    "StoredPixels",
     "Transform",
-    "TransformGroup",
     "UniqueQuerying",
     "feature_equivariance",
     "sample_pixels",

@@ -15,14 +15,14 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from uniquery.masks.geometry import mask_areas, mask_boxes
-from uniquery.parallel import normalizer
-from uniquery.querying.transforms import Transform, TransformGroup
+from uniquery.parallel import loss_normalizer
+from uniquery.querying.transforms import RandomTransform, Transform
 from uniquery.structures import Images, PixelMap, Queries, Targets
 
 MIN_VISIBLE = 0.1  # share of an instance that a view must still show
 
 
-class Equivariance(TransformGroup):
+class EquivarianceSettings(RandomTransform):
     """L_equi (Eq. 6–8): the random policy G, and how its views are used. The defaults are the paper's."""
 
     weight: float = Field(3.0, ge=0, description="λ; 0 with paired views is plain augmentation (Eq. 7)")
@@ -130,4 +130,4 @@ def feature_equivariance(view: PixelMap, original: PixelMap, transforms: Sequenc
         valid = g.valid(view.stride, moved.device)
         total = total + ((unpadded - moved).square() * valid).sum()
         count = count + len(moved) * valid.sum()
-    return total / normalizer(count)
+    return total / loss_normalizer(count)

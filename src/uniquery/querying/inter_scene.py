@@ -14,8 +14,8 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from uniquery.parallel import normalizer
-from uniquery.querying.memory import StoredPixels
+from uniquery.parallel import loss_normalizer
+from uniquery.querying.memory import InstancePixels
 from uniquery.querying.sampling import PixelSampling
 from uniquery.settings import Settings, by_name
 from uniquery.structures import Pixels, Queries
@@ -83,7 +83,7 @@ def _power(p: Tensor, exponent: float, out: Tensor) -> Tensor:
     return torch.pow(p, exponent, out=out)
 
 
-class InterScene(Settings):
+class InterSceneSettings(Settings):
     """L_inter (Eq. 5): queries must not fire on the instances of other images. The defaults are the paper's."""
 
     weight: float = Field(1.0, ge=0, description="weight of L_inter")
@@ -128,7 +128,7 @@ class InterSceneLoss(nn.Module):
         self,
         queries: Queries,
         image_ids: Tensor,
-        stored: StoredPixels | None,
+        stored: InstancePixels | None,
         similarity: Similarity | None = None,
         stuff_labels: Tensor | None = None,
     ) -> Tensor:
@@ -145,7 +145,7 @@ class InterSceneLoss(nn.Module):
         Raises:
             ValueError: the similarity has parameters that require a gradient.
         """
-        count = normalizer(queries.embeddings.new_tensor(len(queries), dtype=torch.float32))
+        count = loss_normalizer(queries.embeddings.new_tensor(len(queries), dtype=torch.float32))
         if stored is None or not len(stored) or not len(queries):
             return queries.embeddings.sum() * 0
         pairs = _Pairs(self, queries, image_ids, stored, similarity, stuff_labels)
@@ -157,10 +157,10 @@ class InterSceneLoss(nn.Module):
 class _Pairs:
     """All (query, pixel) pairs of a step, walked in chunks."""
 
-    settings: InterSceneLoss
+    module: InterSceneLoss
     queries: Queries
     image_ids: Tensor
-    stored: StoredPixels
+    stored: InstancePixels
     similarity: Similarity | None
     stuff_labels: Tensor | None
 
@@ -170,9 +170,9 @@ class _Pairs:
         sums = embeddings.new_zeros(len(embeddings), dtype=dtype)
         counts, gradient = torch.zeros_like(sums), torch.zeros_like(embeddings, dtype=dtype)
         device = embeddings.device.type
-        is_dot_product = self.settings.scale is not None
+        is_dot_product = self.module.scale is not None
         # The hidden layers of a generic similarity need several times the memory of its logits.
-        pairs = self.settings.pairs_at_once or _PAIRS_AT_ONCE.get(device, 2**20) // (1 if is_dot_product else 8)
+        pairs = self.module.pairs_at_once or _PAIRS_AT_ONCE.get(device, 2**20) // (1 if is_dot_product else 8)
         size = max(1, pairs // len(embeddings))
         chunk_loss = self._dot_product_chunk if is_dot_product else self._generic_chunk
         # Allocated once: on a CPU, allocating it for each chunk would take a third of the time.
@@ -181,7 +181,7 @@ class _Pairs:
         query_ids = None if device == "cuda" else self.image_ids.unique()
         with torch.autocast(device, enabled=False):
             if with_gradient and not is_dot_product:
-                self._check_only_queries_learn(embeddings.to(dtype))
+                self._check_similarity_has_no_parameters(embeddings.to(dtype))
             for start in range(0, len(self.stored), size):
                 chunk = self.stored[start : start + size]
                 needs_mask = query_ids is None or bool(torch.isin(chunk.image_ids, query_ids).any())
@@ -189,13 +189,13 @@ class _Pairs:
                 scratch = workspace[:, : len(embeddings) * len(chunk)].view(4, len(embeddings), -1)  # (4, Q, c)
                 sums += chunk_loss(embeddings.to(dtype), chunk, mask, scratch, gradient if with_gradient else None)
                 counts += len(chunk) if mask is None else mask.sum(1)
-        scale = self.settings.loss.weight / counts.clamp(min=1)
+        scale = self.module.loss.weight / counts.clamp(min=1)
         return sums * scale, gradient * scale[:, None]
 
     def _dot_product_chunk(
-        self, embeddings: Tensor, chunk: StoredPixels, mask: Tensor | None, workspace: Tensor, gradient: Tensor | None
+        self, embeddings: Tensor, chunk: InstancePixels, mask: Tensor | None, workspace: Tensor, gradient: Tensor | None
     ) -> Tensor:
-        scale = self.settings.scale
+        scale = self.module.scale
         assert scale is not None
         pixels = chunk.embeddings.to(embeddings.dtype)
         minus_logits = torch.mm(embeddings * -scale, pixels.T, out=workspace[0])
@@ -205,7 +205,7 @@ class _Pairs:
         return sums
 
     def _generic_chunk(
-        self, embeddings: Tensor, chunk: StoredPixels, mask: Tensor | None, workspace: Tensor, gradient: Tensor | None
+        self, embeddings: Tensor, chunk: InstancePixels, mask: Tensor | None, workspace: Tensor, gradient: Tensor | None
     ) -> Tensor:
         with torch.enable_grad():
             leaf = embeddings.detach().requires_grad_(gradient is not None)
@@ -216,21 +216,21 @@ class _Pairs:
             gradient += torch.autograd.grad(logits, leaf, derivatives.to(logits.dtype))[0]
         return sums
 
-    def _similarity(self, embeddings: Tensor, chunk: StoredPixels) -> Tensor:
+    def _similarity(self, embeddings: Tensor, chunk: InstancePixels) -> Tensor:
         assert self.similarity is not None, "a similarity is needed where it is not a dot product"
         queries = replace(self.queries, embeddings=embeddings)
         return self.similarity(queries, replace(chunk, embeddings=chunk.embeddings.to(embeddings.dtype)))
 
-    def _check_only_queries_learn(self, embeddings: Tensor) -> None:
+    def _check_similarity_has_no_parameters(self, embeddings: Tensor) -> None:
         with torch.enable_grad():
             if self._similarity(embeddings, self.stored[:1]).requires_grad:
                 raise ValueError("the similarity has parameters of its own: fold them into the queries' embeddings")
 
     def _pair_losses(
-        self, minus_logits: Tensor, chunk: StoredPixels, mask: Tensor | None, workspace: Tensor
+        self, minus_logits: Tensor, chunk: InstancePixels, mask: Tensor | None, workspace: Tensor
     ) -> tuple[Tensor, Tensor]:
         """(Q,) sums of the losses of a chunk, and (Q, c) derivatives; zero for pixels of a query's own image."""
-        loss = self.settings.loss
+        loss = self.module.loss
         if self.stuff_labels is None:
             return loss(minus_logits, workspace, mask)
         is_positive = (self.stuff_labels[:, None] == chunk.labels) & ~chunk.is_thing  # target 1

@@ -13,7 +13,7 @@ from uniquery.structures import Pixels
 
 
 @dataclass(frozen=True)
-class StoredPixels(Pixels):
+class InstancePixels(Pixels):
     """Pixels with the image and the instance that they came from.
 
     Attributes:
@@ -31,18 +31,18 @@ class StoredPixels(Pixels):
         return image_ids[:, None] != self.image_ids
 
 
-_FIELDS = tuple(f.name for f in fields(StoredPixels))
+_FIELDS = tuple(f.name for f in fields(InstancePixels))
 
 
 @dataclass(frozen=True)
 class _Savepoint:
     """The state to roll back to, and what was overwritten since: rows, push numbers and values of each push."""
 
-    rows: StoredPixels | None
+    rows: InstancePixels | None
     next: int
     fill: int
     pushes: int
-    overwritten: list[tuple[Tensor, Tensor, StoredPixels]]
+    overwritten: list[tuple[Tensor, Tensor, InstancePixels]]
 
 
 class PixelMemory:
@@ -58,7 +58,7 @@ class PixelMemory:
     >>> memory = PixelMemory(capacity=3)
     >>> for i in range(2):
     ...     ids = torch.full((2,), i)
-    ...     memory.push(StoredPixels(torch.ones(2, 4) * i, torch.zeros(2, 2), ids, ids, ids == ids))
+    ...     memory.push(InstancePixels(torch.ones(2, 4) * i, torch.zeros(2, 2), ids, ids, ids == ids))
     >>> len(memory), memory.read().image_ids.tolist()
     (3, [1, 0, 1])
     """
@@ -74,7 +74,7 @@ class PixelMemory:
 
     def clear(self) -> None:
         """Removes everything."""
-        self._rows: StoredPixels | None = None
+        self._rows: InstancePixels | None = None
         self._pushed_at = torch.zeros(0, dtype=torch.int64)  # (capacity,) push at which each row was written
         self._next = 0  # row of the next push
         self._fill = 0
@@ -85,7 +85,7 @@ class PixelMemory:
         return self._fill
 
     @torch.no_grad()
-    def push(self, pixels: StoredPixels) -> None:
+    def push(self, pixels: InstancePixels) -> None:
         """Stores pixels, overwriting the oldest; of a push larger than the memory, the last ones are kept."""
         self._pushes += 1
         if self.capacity == 0:
@@ -118,15 +118,15 @@ class PixelMemory:
         self._rows, self._next, self._fill, self._pushes = saved.rows, saved.next, saved.fill, saved.pushes
         self.savepoint()
 
-    def _keep_overwritten(self, rows: StoredPixels, index: Tensor) -> None:
+    def _keep_overwritten(self, rows: InstancePixels, index: Tensor) -> None:
         if self._savepoint is not None:
             on_device = index.to(rows.embeddings.device, non_blocking=True)
             self._savepoint.overwritten.append((index, self._pushed_at[index], rows[on_device]))
 
-    def read(self) -> StoredPixels | None:
+    def read(self) -> InstancePixels | None:
         """The filled rows, in no order that matters; None before the first push.
 
-        `StoredPixels.of_other_images` says which of them are a query's negatives.
+        `InstancePixels.of_other_images` says which of them are a query's negatives.
         """
         return self._rows[: self._fill] if self._rows is not None else None
 
@@ -136,15 +136,15 @@ class PixelMemory:
             return 0.0
         return float(self._pushes - self._pushed_at[: self._fill].double().mean())
 
-    def _as_stored(self, pixels: StoredPixels) -> StoredPixels:
+    def _as_stored(self, pixels: InstancePixels) -> InstancePixels:
         columns = {name: getattr(pixels, name).detach() for name in _FIELDS}
-        return StoredPixels(**{**columns, "embeddings": columns["embeddings"].to(self.dtype)})
+        return InstancePixels(**{**columns, "embeddings": columns["embeddings"].to(self.dtype)})
 
-    def _ring(self, pixels: StoredPixels) -> StoredPixels:
+    def _ring(self, pixels: InstancePixels) -> InstancePixels:
         if self._rows is None:
             stored = self._as_stored(pixels)
             empty = {n: getattr(stored, n).new_zeros(self.capacity, *getattr(stored, n).shape[1:]) for n in _FIELDS}
-            self._rows = StoredPixels(**empty)
+            self._rows = InstancePixels(**empty)
             self._pushed_at = torch.zeros(self.capacity, dtype=torch.int64)
         return self._rows
 
@@ -173,7 +173,7 @@ class PixelMemory:
         if "embeddings" not in state:
             self._pushes = pushes
             return
-        rows = StoredPixels(**{name: state[name].to(device) for name in _FIELDS})
+        rows = InstancePixels(**{name: state[name].to(device) for name in _FIELDS})
         if self.capacity:
             for name in _FIELDS:
                 getattr(self._ring(rows), name)[:fill] = getattr(rows, name)

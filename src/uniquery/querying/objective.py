@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from uniquery.parallel import all_gather_rows, get_rank
 from uniquery.querying.contract import QueriesT, Segmenter
-from uniquery.querying.equivariance import Equivariance, EquivarianceLoss, feature_equivariance, view_of
-from uniquery.querying.inter_scene import InterScene, InterSceneLoss
+from uniquery.querying.equivariance import EquivarianceLoss, EquivarianceSettings, feature_equivariance, view_of
+from uniquery.querying.inter_scene import InterSceneLoss, InterSceneSettings
 from uniquery.querying.keyed_random import keyed_generator
-from uniquery.querying.memory import PixelMemory, StoredPixels
+from uniquery.querying.memory import InstancePixels, PixelMemory
 from uniquery.querying.sampling import sample_pixels
 from uniquery.querying.transforms import Transform
 from uniquery.settings import Settings
@@ -32,8 +32,8 @@ Phase = Callable[[str], AbstractContextManager[None]]
 class QueryingSettings(Settings):
     """The two parts of the algorithm; a part that is left out is off."""
 
-    inter: InterScene | None = None
-    equivariance: Equivariance | None = None
+    inter: InterSceneSettings | None = None
+    equivariance: EquivarianceSettings | None = None
 
     @property
     def forwards_per_image(self) -> int:
@@ -65,8 +65,8 @@ class UniqueQuerying(nn.Module):
     def __init__(
         self,
         segmenter: Segmenter[Any, Any, Any],
-        inter: InterScene | None = None,
-        equivariance: Equivariance | None = None,
+        inter: InterSceneSettings | None = None,
+        equivariance: EquivarianceSettings | None = None,
         *,
         seed: int = 0,
     ) -> None:
@@ -75,7 +75,7 @@ class UniqueQuerying(nn.Module):
         self.inter, self.equivariance = inter, equivariance
         self.memory = PixelMemory(inter.capacity, inter.dtype) if inter else PixelMemory(0)
         self.inter_loss = InterSceneLoss(inter.loss if inter else None, dot_product_scale=segmenter.dot_product_scale)
-        self.steps, self.seed = 0, seed
+        self.forwards, self.seed = 0, seed  # training forwards so far
         self._last_queries: tuple[Any, Tensor] | None = None  # and their image ids, for `statistics`
 
     def forward(
@@ -98,7 +98,7 @@ class UniqueQuerying(nn.Module):
                 losses["loss_inter"] = self._inter_scene(self.inter, supervised)
             if self.equivariance and self.equivariance.weight:
                 losses["loss_equi"] = self._equivariance(self.equivariance, original, view, transforms)
-        self.steps += self.training
+        self.forwards += self.training
         return losses
 
     def _forward_and_assign(self, images: Images, targets: Sequence[Targets], phase: Phase) -> _Pass:
@@ -107,7 +107,7 @@ class UniqueQuerying(nn.Module):
         with phase("assign"):
             return _Pass(outputs, targets, self.segmenter.assign(outputs, targets))
 
-    def _inter_scene(self, settings: InterScene, passes: Sequence[_Pass]) -> Tensor:
+    def _inter_scene(self, settings: InterSceneSettings, passes: Sequence[_Pass]) -> Tensor:
         """Eq. 5: push this step's pixels, then query the memory; pixels of a query's own image are left out."""
         targets = [target for one_pass in passes for target in one_pass.targets]
         if self.training:
@@ -115,24 +115,24 @@ class UniqueQuerying(nn.Module):
         stored = self._negatives(settings)
         layers = zip(*(self._layer_queries(settings, one_pass) for one_pass in passes), strict=True)
         losses = [self._layer_loss(settings, _concatenated(queries, passes), targets, stored) for queries in layers]
-        ramp = min(1.0, (self.steps + 1) / settings.ramp_steps) if settings.ramp_steps else 1.0
+        ramp = min(1.0, (self.forwards + 1) / settings.ramp_steps) if settings.ramp_steps else 1.0
         return settings.weight * ramp * torch.stack(losses).mean()
 
-    def _layer_queries(self, settings: InterScene, one_pass: _Pass) -> Sequence[Any]:
+    def _layer_queries(self, settings: InterSceneSettings, one_pass: _Pass) -> Sequence[Any]:
         if settings.layers == "all":
             return self.segmenter.layer_queries(one_pass.outputs, one_pass.assignment)
         return [self.segmenter.queries(one_pass.outputs, one_pass.assignment)]
 
-    def _sampled_pixels(self, settings: InterScene, passes: Sequence[_Pass]) -> StoredPixels:
+    def _sampled_pixels(self, settings: InterSceneSettings, passes: Sequence[_Pass]) -> InstancePixels:
         per_pass = []
         for index, one_pass in enumerate(passes):
             pixels = one_pass.outputs.pixels
             generators = self._image_generators(_PIXELS, one_pass.targets, pixels.embeddings.device, index)
             per_pass.append(sample_pixels(pixels, one_pass.targets, settings.sampling, generators))
-        sampled = StoredPixels.cat(per_pass)
+        sampled = InstancePixels.cat(per_pass)
         if settings.gather:
             names = [f.name for f in fields(sampled)]
-            sampled = StoredPixels(*all_gather_rows([getattr(sampled, name) for name in names]))
+            sampled = InstancePixels(*all_gather_rows([getattr(sampled, name) for name in names]))
         # The same order in memory, and so the same random part of it, whichever process saw an image.
         sampled = sampled[sampled.image_ids.argsort(stable=True)]
         if 0 < settings.capacity < len(sampled):
@@ -141,7 +141,7 @@ class UniqueQuerying(nn.Module):
         return sampled
 
     def _layer_loss(
-        self, settings: InterScene, queries: Any, targets: Sequence[Targets], stored: StoredPixels | None
+        self, settings: InterSceneSettings, queries: Any, targets: Sequence[Targets], stored: InstancePixels | None
     ) -> Tensor:
         if settings.queries == "matched":
             queries = _matched(queries)
@@ -153,7 +153,7 @@ class UniqueQuerying(nn.Module):
         loss: Tensor = self.inter_loss(queries, ids, stored, self.segmenter.similarity, _stuff_labels(queries, targets))
         return loss
 
-    def _negatives(self, settings: InterScene) -> StoredPixels | None:
+    def _negatives(self, settings: InterSceneSettings) -> InstancePixels | None:
         stored = self.memory.read()
         if stored is None or settings.negatives_per_step is None or len(stored) <= settings.negatives_per_step:
             return stored
@@ -164,7 +164,7 @@ class UniqueQuerying(nn.Module):
         return torch.randperm(total, generator=self._generator(*key))[:count]
 
     def _generator(self, *key: int, device: torch.device | str = "cpu") -> torch.Generator:
-        return keyed_generator(self.seed, self.steps, *key, device=device)
+        return keyed_generator(self.seed, self.forwards, *key, device=device)
 
     def _image_generators(
         self, purpose: int, targets: Sequence[Targets], device: torch.device | str, pass_index: int = 0
@@ -179,7 +179,7 @@ class UniqueQuerying(nn.Module):
         return generators
 
     def _equivariance(
-        self, settings: Equivariance, original: _Pass, view: _Pass, transforms: Sequence[Transform]
+        self, settings: EquivarianceSettings, original: _Pass, view: _Pass, transforms: Sequence[Transform]
     ) -> Tensor:
         """Eq. 8 or 6."""
         pixels = original.outputs.pixels
@@ -210,11 +210,14 @@ class UniqueQuerying(nn.Module):
 
     def algorithm_state(self) -> dict[str, Tensor]:
         """State of the algorithm besides the segmenter's weights, for a training checkpoint."""
-        return {"steps": torch.tensor(self.steps), **{f"memory/{k}": v for k, v in self.memory.state_dict().items()}}
+        return {
+            "forwards": torch.tensor(self.forwards),
+            **{f"memory/{k}": v for k, v in self.memory.state_dict().items()},
+        }
 
     def load_algorithm_state(self, state: Mapping[str, Tensor], device: torch.device | str = "cpu") -> None:
         """Restores what `algorithm_state` returned."""
-        self.steps = int(state["steps"])
+        self.forwards = int(state["forwards"])
         memory = {k.removeprefix("memory/"): v for k, v in state.items() if k.startswith("memory/")}
         self.memory.load_state_dict(memory, device)
 

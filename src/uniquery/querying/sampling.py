@@ -14,7 +14,7 @@ from torch import Tensor
 
 from uniquery.masks.geometry import mask_centroids
 from uniquery.querying.keyed_random import Generators, generator_per_image
-from uniquery.querying.memory import StoredPixels
+from uniquery.querying.memory import InstancePixels
 from uniquery.settings import Settings
 from uniquery.structures import PixelMap, Targets
 
@@ -71,7 +71,7 @@ def _random_priority(owned: Tensor, generator: torch.Generator | None) -> Tensor
     return priority.to(owned.device).masked_fill(~owned, -1)
 
 
-def owned_cells(masks: Tensor, stride: int, valid: Tensor | None = None) -> Tensor:
+def instance_cells(masks: Tensor, stride: int, valid: Tensor | None = None) -> Tensor:
     """(K, C) bool: the cells whose center lies in an instance and in (H, W) `valid`.
 
     An instance too small to own a cell gets the one under its centroid, so that every instance is sampled.
@@ -90,7 +90,7 @@ def owned_cells(masks: Tensor, stride: int, valid: Tensor | None = None) -> Tens
 @torch.no_grad()
 def sample_pixels(
     pixel_map: PixelMap, targets: Sequence[Targets], sampler: Sampler, generator: Generators = None
-) -> StoredPixels:
+) -> InstancePixels:
     """The sampled instance pixels of a batch, detached; none from padding or where `Targets.valid` is false.
 
     Raises:
@@ -106,9 +106,9 @@ def sample_pixels(
                 f"the masks of image {target.image_id} are {tuple(target.masks.shape[1:])}, its map at stride "
                 f"{pixel_map.stride} spans {extent}: pad images and masks to a multiple of the stride"
             )
-        instance, cell = sampler(owned_cells(target.masks, pixel_map.stride, target.valid), generator)
+        instance, cell = sampler(instance_cells(target.masks, pixel_map.stride, target.valid), generator)
         image_ids = torch.full_like(cell, target.image_id)
         things = torch.ones_like(cell, dtype=torch.bool) if target.things is None else target.things[instance]
         pixels = embeddings.flatten(1)[:, cell].T.float()
-        parts.append(StoredPixels(pixels, locations[cell], image_ids, target.labels[instance], things))
-    return StoredPixels.cat(parts)
+        parts.append(InstancePixels(pixels, locations[cell], image_ids, target.labels[instance], things))
+    return InstancePixels.cat(parts)

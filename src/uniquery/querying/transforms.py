@@ -17,10 +17,10 @@ from torch import Tensor
 
 from uniquery.querying.keyed_random import Generators, generator_per_image
 from uniquery.settings import Settings
+from uniquery.structures import SIZE_DIVISIBILITY
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
-COARSEST_STRIDE = 32  # windows on its grid are whole cells of every map
 _MASKS_AT_ONCE = 16
 
 
@@ -28,7 +28,7 @@ _MASKS_AT_ONCE = 16
 class Transform:
     """One drawn element g: crop a window, flip it, then rotate and scale it about its center.
 
-    A window on the grid of the coarsest stride, flipped or not, is an exact index operation at every stride. Rotation
+    A window on the grid of 32 pixels, flipped or not, is an exact index operation at every stride. Rotation
     and scaling resample; pixels from outside the window are not valid.
 
     Attributes:
@@ -154,7 +154,7 @@ class Transform:
         return top, left, height, width
 
 
-class TransformGroup(Settings):
+class RandomTransform(Settings):
     """G: a random policy that draws one element per image."""
 
     flip: float = Field(0.5, ge=0, le=1, description="probability of a horizontal flip")
@@ -187,9 +187,9 @@ class TransformGroup(Settings):
         return [self._draw_one(size, fraction, own) for size, own in zip(sizes, generators, strict=True)]
 
     def _draw_one(self, size: tuple[int, int], fraction: float, generator: torch.Generator | None) -> Transform:
-        """An element; the identity for an image narrower than one cell of the coarsest stride."""
+        """An element; the identity for an image narrower than 32 pixels."""
         available = {"flip": self.flip > 0, "crop": self.crop, "rotate": self.rotate, "scale": self.scale}
-        names = [name for name, setting in available.items() if setting] if min(size) >= COARSEST_STRIDE else []
+        names = [name for name, setting in available.items() if setting] if min(size) >= SIZE_DIVISIBILITY else []
         if self.combine == "choose" and names:
             names = [names[int(self._uniform((0, len(names)), generator))]]
         kept = fraction if "crop" in names else 1.0
@@ -201,10 +201,10 @@ class TransformGroup(Settings):
 
     def _side(self, side: int, fraction: float, generator: torch.Generator | None) -> tuple[int, int]:
         """Start and length of the smallest window on the grid that keeps the fraction, inside the valid side."""
-        whole = max(side // COARSEST_STRIDE, 1)
-        cells = min(math.ceil(fraction * side / COARSEST_STRIDE), whole)
+        whole = max(side // SIZE_DIVISIBILITY, 1)
+        cells = min(math.ceil(fraction * side / SIZE_DIVISIBILITY), whole)
         start = int(self._uniform((0, whole - cells + 1), generator))
-        return start * COARSEST_STRIDE, cells * COARSEST_STRIDE
+        return start * SIZE_DIVISIBILITY, cells * SIZE_DIVISIBILITY
 
     @staticmethod
     def _uniform(limits: tuple[float, float], generator: torch.Generator | None) -> float:

@@ -16,7 +16,7 @@ EPOCHS = 4
 _STRIPE = 6  # pixels between the hatch lines of regions that are not valid
 
 
-def preview_picture(data: Dataset, steps: Sequence[Augmentation], seed: int, rows: int) -> Picture:
+def preview_picture(data: Dataset, augmentations: Sequence[Augmentation], seed: int, rows: int) -> Picture:
     """A row for each of some images, spread over the data: the image as it is, then as in epochs 0 to 3.
 
     Regions that are not valid, which training ignores, are gray and hatched.
@@ -27,7 +27,7 @@ def preview_picture(data: Dataset, steps: Sequence[Augmentation], seed: int, row
         pictures.append(sample_picture(sample, data.classes))
         titles.append(data.path(index).name)
         for epoch in range(EPOCHS):
-            augmented = augment(sample, steps, np.random.default_rng([seed, epoch, index]))
+            augmented = augment(sample, augmentations, np.random.default_rng([seed, epoch, index]))
             pictures.append(sample_picture(augmented, data.classes))
             titles.append(f"epoch {epoch}: {augmented.size[1]} x {augmented.size[0]}")
     return grid(pictures, 1 + EPOCHS, titles)

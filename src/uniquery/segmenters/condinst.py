@@ -26,7 +26,7 @@ from uniquery.masks.losses import dice, sigmoid_focal
 from uniquery.masks.paste import encode_masks, resize_matrix, scale_boxes
 from uniquery.masks.suppression import nms
 from uniquery.matching import assign_points, box_distances, ignored_locations, random_subset
-from uniquery.parallel import all_reduce_mean, normalizer
+from uniquery.parallel import all_reduce_mean, loss_normalizer
 from uniquery.querying.contract import Segmenter
 from uniquery.segmenters.settings import SegmenterSettings
 from uniquery.structures import (
@@ -168,11 +168,11 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         ranges = _by_stride(outputs.strides, self.size_ranges)  # (L, 2)
         owners = torch.stack([assign_points(outputs.locations, outputs.strides, ranges, t) for t in targets])  # (B, L)
         image, location = (owners >= 0).nonzero(as_tuple=True)
-        takes_part = random_subset(len(image), self.config.max_queries, image.device)
-        return Assignment(query=location, image=image, target=owners[image, location], takes_part=takes_part)
+        has_query = random_subset(len(image), self.config.max_queries, image.device)
+        return Assignment(query=location, image=image, target=owners[image, location], has_query=has_query)
 
     def queries(self, outputs: CondInstOutputs, assignment: Assignment) -> CondInstQueries:
-        assignment = assignment[assignment.takes_part]
+        assignment = assignment[assignment.has_query]
         return self._queries_at(outputs, assignment.image, assignment.query, assignment.target)
 
     def _queries_at(self, outputs: CondInstOutputs, image: Tensor, location: Tensor, target: Tensor) -> CondInstQueries:
@@ -213,7 +213,7 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
                 valid = target.valid[step // 2 :: step, step // 2 :: step]
                 probabilities = torch.where(rows[:, None, None] & ~valid, 0, probabilities)
                 masks[rows] *= valid
-        return dice(probabilities, masks).sum() / normalizer(probabilities.new_tensor(len(queries)))
+        return dice(probabilities, masks).sum() / loss_normalizer(probabilities.new_tensor(len(queries)))
 
     def losses(self, outputs: CondInstOutputs, targets: Sequence[Targets], assignment: Assignment) -> dict[str, Tensor]:
         image, location = assignment.image, assignment.query
@@ -224,7 +224,7 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         distances = at_least_float32(outputs.distances[image, location])
         target_distances = (box_distances(outputs.locations[location], boxes) / strides).to(distances.dtype)
         centerness = _centerness(target_distances)
-        positives = normalizer(centerness.new_tensor(len(assignment)))
+        positives = loss_normalizer(centerness.new_tensor(len(assignment)))
         center_sum = all_reduce_mean(centerness.sum()).clamp(min=1e-6)
         class_losses = sigmoid_focal(at_least_float32(outputs.logits), is_class)
         if any(t.valid is not None for t in targets):

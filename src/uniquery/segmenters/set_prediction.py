@@ -18,7 +18,7 @@ from uniquery.layers.sampling import sample_map, sample_products
 from uniquery.masks.losses import PointSampling, PointTargets, draw_points, point_losses
 from uniquery.masks.paste import encode_scored_masks, rle_boxes
 from uniquery.matching import mask_costs, match_all
-from uniquery.parallel import all_reduce_mean, normalizer
+from uniquery.parallel import all_reduce_mean, loss_normalizer
 from uniquery.structures import (
     Assignment,
     Instances,
@@ -139,7 +139,7 @@ class PointCriterion:
         self, outputs: SetOutputs, targets: Sequence[Targets], assignment: SetAssignment, extents: Extents
     ) -> Tensor:
         """(2, L): cross-entropy and dice of the masks at sampled points, summed over matched queries, per instance."""
-        count = normalizer(at_least_float32(outputs.logits).new_tensor(sum(len(t) for t in targets)))
+        count = loss_normalizer(at_least_float32(outputs.logits).new_tensor(sum(len(t) for t in targets)))
         if not len(assignment):  # every parameter takes part, whatever the batch
             return (outputs.pixels.embeddings.sum() + outputs.embeddings.sum()).mul(0).expand(2, len(outputs.logits))
         layer = torch.arange(len(outputs.logits), device=assignment.image.device)[:, None]
@@ -165,7 +165,7 @@ class PointCriterion:
                 sampled = PointTargets.sampled(target, points)
                 at_points = sample_map(logits[rows], points).T  # (R, P)
                 total = total + self._weigh(point_losses(at_points, queries.target[rows], sampled, self.sampling)).sum()
-        return total / normalizer(total.new_tensor(len(queries)))
+        return total / loss_normalizer(total.new_tensor(len(queries)))
 
     def _weigh(self, terms: Tensor) -> Tensor:
         """(2, ...) cross-entropy and dice, each with its weight."""

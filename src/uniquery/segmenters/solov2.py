@@ -26,7 +26,7 @@ from uniquery.layers.winograd import SharedConv3x3
 from uniquery.masks.losses import dice, sigmoid_focal
 from uniquery.masks.suppression import matrix_nms
 from uniquery.matching import ignored_locations, random_subset
-from uniquery.parallel import all_reduce_mean, get_world_size, normalizer
+from uniquery.parallel import all_reduce_mean, get_world_size, loss_normalizer
 from uniquery.querying.contract import Segmenter
 from uniquery.segmenters.grid import (
     MASK_STRIDE,
@@ -154,8 +154,8 @@ class SOLOv2(Segmenter[SOLOv2Outputs, Assignment, Queries]):
         pairs = [assign_cells(t, extent, c.grids, c.size_ranges, c.center_fraction) for t in targets]
         image = [torch.full_like(cells, i) for i, (cells, _) in enumerate(pairs)]
         cells, owned = (torch.cat(column) for column in zip(*pairs, strict=True))
-        takes_part = random_subset(len(cells), c.max_queries, cells.device)
-        return Assignment(query=cells, image=torch.cat(image), target=owned, takes_part=takes_part)
+        has_query = random_subset(len(cells), c.max_queries, cells.device)
+        return Assignment(query=cells, image=torch.cat(image), target=owned, has_query=has_query)
 
     @staticmethod
     def _extent(outputs: SOLOv2Outputs) -> tuple[int, int]:
@@ -164,7 +164,7 @@ class SOLOv2(Segmenter[SOLOv2Outputs, Assignment, Queries]):
         return MASK_STRIDE * height, MASK_STRIDE * width
 
     def queries(self, outputs: SOLOv2Outputs, assignment: Assignment) -> Queries:
-        assignment = assignment[assignment.takes_part]
+        assignment = assignment[assignment.has_query]
         kernels = outputs.kernels[assignment.image, assignment.query]
         return Queries(kernels, assignment.image, assignment.target)
 
@@ -176,7 +176,7 @@ class SOLOv2(Segmenter[SOLOv2Outputs, Assignment, Queries]):
         if any(t.valid is not None for t in targets):
             valid = torch.stack([quarter_valid(t) for t in targets])[queries.image]  # (Q, h, w)
             probabilities, masks = torch.where(valid, probabilities, 0), masks & valid
-        count = normalizer(probabilities.new_tensor(len(queries)))
+        count = loss_normalizer(probabilities.new_tensor(len(queries)))
         return MASK_WEIGHT * dice(probabilities, masks, eps=2e-3).sum() / count
 
     def losses(self, outputs: SOLOv2Outputs, targets: Sequence[Targets], assignment: Assignment) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from uniquery.data.batch import Batch, TrainingSamples, collate, raise_errors
 from uniquery.data.coco import CocoData
 from uniquery.data.dataset import Dataset
-from uniquery.data.sampling import EndlessBatches
+from uniquery.data.sampling import StepBatchSampler
 from uniquery.errors import ConfigError, UserError
 from uniquery.parallel import get_rank, get_world_size
 from uniquery.signals import ignore_signals
@@ -60,7 +60,7 @@ def training_batches(
     """
     settings = run.config.train
     first, last = steps or (run.step, run.steps)
-    sampler = EndlessBatches(
+    sampler = StepBatchSampler(
         len(data),
         settings.batch_size // run.config.querying.forwards_per_image,
         run.config.seed,

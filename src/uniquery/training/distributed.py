@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from uniquery.errors import ConfigError
 from uniquery.parallel import get_local_rank, get_world_size, synchronize
 
-_WELCOME_TIMEOUT = timedelta(seconds=1)
+_CONFIRM_TIMEOUT = timedelta(seconds=1)
 
 
 def is_main_process() -> bool:
@@ -44,14 +44,14 @@ def process_group(device: torch.device) -> Iterator[None]:
             )
         torch.cuda.set_device(device)
     store, rank, count = next(rendezvous("env://"))
-    store = fresh_store(store, rank, count)
+    store = restart_safe_store(store, rank, count)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=rank, world_size=count)
     yield  # after an error there is no barrier: torchrun ends the other processes
     synchronize()
     dist.destroy_process_group()
 
 
-def fresh_store(store: Store, rank: int, count: int) -> Store:
+def restart_safe_store(store: Store, rank: int, count: int) -> Store:
     """A key prefix in torchrun's store that only the processes of this start use.
 
     torchrun's store keeps its keys when it restarts processes: restarted processes would read the addresses of the
@@ -70,7 +70,7 @@ def fresh_store(store: Store, rank: int, count: int) -> Store:
         first_id = store.get("uniquery/first").decode()
         store.set(f"{first_id}/{rank}", own_id)
         try:
-            store.wait([f"{first_id}/{own_id}"], _WELCOME_TIMEOUT)
+            store.wait([f"{first_id}/{own_id}"], _CONFIRM_TIMEOUT)
         except dist.DistStoreError:
             continue
         return PrefixStore(first_id, store)

@@ -33,14 +33,14 @@ class Savepoint:
     @torch.no_grad()
     def save(self) -> None:
         """Saves the current state."""
-        self._objective_steps = self.run.objective.steps
+        self._forwards = self.run.objective.forwards
         self.run.objective.memory.savepoint()
         _copy(self._buffers, self._copies)
 
     @torch.no_grad()
     def rollback(self) -> None:
         """Restores the state of the last `save`."""
-        self.run.objective.steps = self._objective_steps
+        self.run.objective.forwards = self._forwards
         self.run.objective.memory.rollback()
         _copy(self._copies, self._buffers)
 

@@ -22,7 +22,7 @@ from uniquery.files import restore_folder
 from uniquery.querying.contract import Segmenter
 from uniquery.segmenters import SegmenterConfig, build_segmenter, read_segmenter_config
 from uniquery.weights.checksummed import read_safetensors
-from uniquery.weights.foreign import our_names
+from uniquery.weights.foreign import to_uniquery_names
 
 FORMAT = "uniquery/1"
 MODEL_FILE = "model.safetensors"
@@ -170,13 +170,13 @@ class WeightMatch:
 
 
 def load_matching_weights(model: nn.Module, path: str | Path) -> WeightMatch:
-    """Loads every weight that fits by name and shape, from our files or from those of other projects (`our_names`).
+    """Loads every weight that fits by name and shape, from our files or from those of other projects.
 
     Raises:
         CheckpointError: the file cannot be read, or nothing in it fits.
     """
     path = Path(path)
-    state = our_names(read_foreign(path)) if _is_foreign(path) else read_model_file(path)[1]
+    state = to_uniquery_names(read_foreign(path)) if _is_foreign(path) else read_model_file(path)[1]
     own = model.state_dict()
     fitting = {name: tensor for name, tensor in state.items() if name in own and own[name].shape == tensor.shape}
     if not fitting:

@@ -22,7 +22,7 @@ _FAMILIES: tuple[tuple[Callable[[StateDict], bool], Callable[[StateDict], dict[s
 )
 
 
-def our_names(foreign: StateDict) -> dict[str, Tensor]:
+def to_uniquery_names(foreign: StateDict) -> dict[str, Tensor]:
     """A state dict of another project with our keys; unchanged if the project is not known."""
     for is_family, rename in _FAMILIES:
         if is_family(foreign):

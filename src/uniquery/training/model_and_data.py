@@ -19,7 +19,7 @@ from uniquery.weights.model_file import ModelInfo, check_classes, load_model
 
 
 @dataclass(frozen=True)
-class TrainedModel:
+class ModelAndData:
     """A model and the data to measure it on.
 
     Attributes:
@@ -40,9 +40,9 @@ class TrainedModel:
         return [category.name for category in self.info.categories]
 
 
-def open_trained_model(
+def open_model_and_data(
     path: Path, data: tuple[Path, Path] | None = None, device: torch.device | str = "cpu"
-) -> TrainedModel:
+) -> ModelAndData:
     """Loads a model and the data to measure it on.
 
     Args:
@@ -65,4 +65,4 @@ def open_trained_model(
     dataset = CocoData(split.annotations, split.images, classes=classes)
     dataset.check_files_exist()
     check_classes(info, dataset.classes, str(split.annotations))
-    return TrainedModel(model, info, dataset, config.eval.max_detections if config else COCO_DETECTIONS)
+    return ModelAndData(model, info, dataset, config.eval.max_detections if config else COCO_DETECTIONS)

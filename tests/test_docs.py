@@ -1,7 +1,7 @@
 """The code and the commands of README.md and docs/ work.
 
 The Python blocks of one file run one after another, as one program, in a folder that holds what they speak of:
-`runs/mine`, `photo.jpg`, `photos/`, `images/`, `train.json`, `val.json`. A block that cannot run is marked by a comment
+`runs/cells`, `photo.jpg`, `photos/`, `images/`, `train.json`, `val.json`. A block that cannot run is marked by a comment
 in the line above it: `<!-- not run: reason -->`.
 """
 
@@ -52,7 +52,7 @@ def folder(tmp_path_factory, scenes) -> Path:
     """What the blocks and the commands speak of."""
     root = tmp_path_factory.mktemp("docs")
     config = uniquery.load_config(
-        small_config(root, scenes), ["name=mine", f"output={root / 'runs'}", "model.score_threshold=0"]
+        small_config(root, scenes), ["name=cells", f"output={root / 'runs'}", "model.score_threshold=0"]
     )
     uniquery.train(config)
     shutil.copytree(scenes.images("train"), root / "images")

@@ -163,7 +163,7 @@ class Assignment(_Indexable):
     """σ: which query owns which instance. A segmenter that derives more from it extends this class.
 
     Attributes:
-        query: (Q,) index of the query in whatever order the segmenter keeps its queries.
+        query: (Q,) index of the query in the order of the segmenter.
         image: (Q,) index in the batch.
         target: (Q,) index in that image's `Targets`.
         has_query: (Q,) bool, whether the pair's query decodes a mask in this step, by default all; a segmenter's

@@ -52,7 +52,7 @@ def _extra(prepare: Callable[..., Callable[[], object]], *arguments: object) -> 
 
 
 def _forget_peak() -> None:
-    """The peak starts anew at what is resident now, so that a costly preparation hides nothing; Linux only."""
+    """Resets the peak to what is resident now, so that a costly preparation hides nothing; Linux only."""
     switch = Path("/proc/self/clear_refs")
     if switch.exists():
         switch.write_text("5")

@@ -61,7 +61,7 @@ def run_demo(
     Args:
         scenes: the data.
         output: the folder in which a folder `demo` is made, or `demo-2`, … if there is one already.
-        overrides: of the configuration `demo`.
+        overrides: changes to the configuration `demo`.
         console: where the training prints.
         warn: called with a sentence if pictures of the page cannot be drawn.
     """

@@ -38,10 +38,10 @@ def assign_points(
 
     Args:
         locations: (L, 2) x, y in input pixels.
-        strides: (L,) of each location's level.
+        strides: (L,) stride of each location's level.
         size_ranges: (L, 2) smallest and largest distance of each location's level.
         targets: the image's instances.
-        radius: of center sampling, in strides.
+        radius: radius of center sampling in strides.
 
     Returns:
         (L,) index of the owned instance, −1 for none.
@@ -49,7 +49,7 @@ def assign_points(
     owner = torch.full((len(locations),), -1, dtype=torch.int64, device=locations.device)
     smallest = torch.full((len(locations),), torch.inf, device=locations.device)
     areas = (targets.boxes[:, 2:] - targets.boxes[:, :2]).prod(1)
-    half_side = (radius * strides)[:, None, None]  # (L, 1, 1), of the sampling region
+    half_side = (radius * strides)[:, None, None]  # (L, 1, 1): half the side of the sampling region
     points = locations[:, None]  # (L, 1, 2)
     low, high = size_ranges[:, :1], size_ranges[:, 1:]
     for start in range(0, len(targets), _INSTANCES_AT_ONCE):
@@ -91,7 +91,7 @@ def ignored_locations(locations: Tensor, assignment: Assignment, targets: Sequen
     Args:
         locations: (L, 2) x, y in input pixels; those beyond the image are moved to its edge.
         assignment: `query` is the index of a location.
-        targets: of each image.
+        targets: ground truth of each image.
     """
     ignored = torch.zeros(len(targets), len(locations), dtype=torch.bool, device=locations.device)
     for row, target in zip(ignored, targets, strict=True):

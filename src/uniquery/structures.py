@@ -1,7 +1,7 @@
 """The data structures of the project: frozen, typed, and indexable where they hold a set.
 
 Letters: B images, K ground-truth instances of one image, N predictions of one image, Q queries, P pixels,
-D channels of a pixel embedding, d of a query, H × W the padded batch, h × w a map.
+D channels of a pixel embedding, d channels of a query, H × W the padded batch, h × w a map.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Queries(_Indexable):
     Attributes:
         embeddings: (Q, d).
         image: (Q,) index in the batch of the image each query was made from.
-        target: (Q,) index in that image's `Targets` of the instance it owns, −1 for none.
+        target: (Q,) index in that image's `Targets` of the instance it owns (is matched or assigned to), −1 for none.
     """
 
     embeddings: Tensor
@@ -163,7 +163,7 @@ class Assignment(_Indexable):
     """σ: which query owns which instance. A segmenter that derives more from it extends this class.
 
     Attributes:
-        query: (Q,) index of the query in whatever order the segmenter keeps its queries.
+        query: (Q,) index of the query in the order of the segmenter.
         image: (Q,) index in the batch.
         target: (Q,) index in that image's `Targets`.
         has_query: (Q,) bool, whether the pair's query decodes a mask in this step, by default all; a segmenter's
@@ -185,7 +185,7 @@ class Assignment(_Indexable):
 
 @dataclass(frozen=True)
 class Outputs(_Moves):
-    """What one forward gives. Each segmenter adds its own fields; the algorithm needs `pixels` only."""
+    """What one forward gives. Each segmenter adds its own fields; the method needs `pixels` only."""
 
     pixels: PixelMap
 

@@ -125,7 +125,7 @@ ONE_PROBLEM = {
     "other size": (
         update("images", 2, width=17),
         "size mismatch",
-        "nothing.png is 18×16 upright, the json says 17×16.",
+        "nothing.png is 18×16 after EXIF rotation, the json says 17×16.",
     ),
     "no annotations": (lambda c, _: c.pop("annotations"), "no annotations", "annotations.json has no 'annotations'"),
 }
@@ -160,7 +160,8 @@ class TestProblems:
 
         (problem,) = report_of(tmp_path, change, read_pixels=read_pixels).problems
         assert problem.kind == "size mismatch"
-        assert "is 16×18 upright, the json says 18×16: exchanged, as if by EXIF orientation." in problem.text
+        sizes = "is 16×18 after EXIF rotation, the json says 18×16"
+        assert f"{sizes}: width and height are swapped (EXIF orientation?)." in problem.text
 
         def turn(content, images):
             change(content, images)

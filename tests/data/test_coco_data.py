@@ -202,7 +202,8 @@ class TestImages:
         turned = orientation > 4
         data = CocoData(write_json(tmp_path, content), images)
         if turned:
-            with pytest.raises(DataError, match=r"24×32 upright, but the annotations say 32×24 .*EXIF") as caught:
+            message = r"24×32 after EXIF rotation, but the annotations say 32×24 .*EXIF"
+            with pytest.raises(DataError, match=message) as caught:
                 data.load(0)
             assert_one_sentence(caught.value)
             row(content, "images", 7).update(height=32, width=24)

@@ -289,7 +289,7 @@ class TestWrongFiles:
         images = write_images(tmp_path, content)
         Image.fromarray(pixels("x", 20, 30)).save(images / "sub/b.jpg")
         data = CocoData(write_json(tmp_path, content), images)
-        message = r"b\.jpg is 30×20 upright, but the annotations say 20×30 \(image 0, annotation 4\)"
+        message = r"b\.jpg is 30×20 after EXIF rotation, but the annotations say 20×30 \(image 0, annotation 4\)"
         with pytest.raises(DataError, match=message) as caught:
             data.load(1)
         assert_one_sentence(caught.value)

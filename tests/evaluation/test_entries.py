@@ -99,7 +99,7 @@ class TestBadTruth:
         ("change", "sentence"),
         [
             ({"categories": ...}, "needs the lists images, categories and annotations"),
-            ({"images": [{"id": 42}]}, "does not say its image's height and width"),
+            ({"images": [{"id": 42}]}, "its image has no valid height and width in the ground truth"),
             ({"images": [{"id": 42}, {"id": 42}]}, "the image id 42 appears twice"),
             ({"images": [{"file_name": "a.png"}]}, "image number 0 has no 'id'"),
             ({"categories": [{"id": 1}]}, "annotation 0 (image 42): its category id 3 is not in the ground truth"),

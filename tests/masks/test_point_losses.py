@@ -11,8 +11,8 @@ SAMPLING = PointSampling(points=8, oversample=3.0, importance=0.75)
 
 def case(rows=4, instances=3, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    logits = 2 * torch.randn(rows, SAMPLING.candidates, generator=generator, dtype=torch.float64)
-    values = torch.rand(instances, SAMPLING.candidates, generator=generator, dtype=torch.float64)
+    logits = 2 * torch.randn(rows, SAMPLING.num_candidates, generator=generator, dtype=torch.float64)
+    values = torch.rand(instances, SAMPLING.num_candidates, generator=generator, dtype=torch.float64)
     return logits, torch.randint(0, instances, (rows,), generator=generator), values
 
 
@@ -20,9 +20,9 @@ def naive(logits, owned, values, valid=None):
     """(2, R), point by point."""
     results = []
     for row, k in zip(logits.tolist(), owned.tolist(), strict=True):
-        usable = [j for j in range(SAMPLING.competing) if valid is None or valid[j]]
-        chosen = sorted(usable, key=lambda j: abs(row[j]))[: SAMPLING.uncertain]
-        chosen += [j for j in range(SAMPLING.competing, len(row)) if valid is None or valid[j]]
+        usable = [j for j in range(SAMPLING.num_uncertainty_candidates) if valid is None or valid[j]]
+        chosen = sorted(usable, key=lambda j: abs(row[j]))[: SAMPLING.num_uncertain]
+        chosen += [j for j in range(SAMPLING.num_uncertainty_candidates, len(row)) if valid is None or valid[j]]
         entropy, overlap, p_sum, t_sum = 0.0, 0.0, 0.0, 0.0
         for j in chosen:
             p, t = 1 / (1 + math.exp(-row[j])), values[k, j].item()
@@ -33,9 +33,13 @@ def naive(logits, owned, values, valid=None):
 
 
 def test_how_many_points():
-    assert (SAMPLING.uncertain, SAMPLING.competing, SAMPLING.candidates) == (6, 24, 26)
+    assert (SAMPLING.num_uncertain, SAMPLING.num_uncertainty_candidates, SAMPLING.num_candidates) == (6, 24, 26)
     original = PointSampling(12544, 3.0, 0.75)
-    assert (original.uncertain, original.competing, original.candidates) == (9408, 37632, 40768)
+    assert (original.num_uncertain, original.num_uncertainty_candidates, original.num_candidates) == (
+        9408,
+        37632,
+        40768,
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -50,7 +54,7 @@ def test_the_naive_way(seed):
 def test_invalid_points_do_not_count(share):
     """Down to fewer valid points than there are to choose, and none."""
     logits, owned, values = case()
-    valid = torch.rand(SAMPLING.candidates, generator=torch.Generator().manual_seed(1)) < share
+    valid = torch.rand(SAMPLING.num_candidates, generator=torch.Generator().manual_seed(1)) < share
     logits.requires_grad_()
     losses = point_losses(logits, owned, PointTargets(values, valid), SAMPLING)
     torch.testing.assert_close(losses, naive(logits, owned, values, valid))
@@ -60,7 +64,7 @@ def test_invalid_points_do_not_count(share):
 
 def test_all_valid_is_the_default():
     logits, owned, values = case()
-    everywhere = torch.ones(SAMPLING.candidates, dtype=torch.bool)
+    everywhere = torch.ones(SAMPLING.num_candidates, dtype=torch.bool)
     torch.testing.assert_close(
         point_losses(logits, owned, PointTargets(values, everywhere), SAMPLING),
         point_losses(logits, owned, PointTargets(values, None), SAMPLING),
@@ -78,9 +82,9 @@ def test_gradient():
 def test_no_point_or_every_point_by_importance(importance):
     sampling = PointSampling(8, 3.0, importance)
     logits, owned, values = (
-        torch.randn(2, sampling.candidates),
+        torch.randn(2, sampling.num_candidates),
         torch.tensor([0, 0]),
-        torch.rand(1, sampling.candidates),
+        torch.rand(1, sampling.num_candidates),
     )
     losses = point_losses(logits, owned, PointTargets(values, None), sampling)
     chosen = logits[:, 24:] if not importance else logits.gather(1, logits.abs().argsort(dim=1)[:, :8])

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from helpers.reference import reference
 from uniquery.backbones.resnet import ResNet
 from uniquery.masks.geometry import mask_boxes
-from uniquery.segmenters.grid import cell_labels, quarter_masks
+from uniquery.segmenters.grid import positive_cells, quarter_masks
 from uniquery.segmenters.solov2 import SOLOv2, SOLOv2Config
 from uniquery.structures import Images, Targets
 from uniquery.weights.foreign.adelaidet import solov2_names
@@ -114,7 +114,7 @@ def check_instances(io, instances, run):
 
 def test_assignment(io, model, images, truth):
     assignment = model.assign(model(images), truth)
-    image, cell, labels = cell_labels(assignment, truth, sum(s * s for s in GRIDS))
+    image, cell, labels = positive_cells(assignment, truth, sum(s * s for s in GRIDS))
     ours = torch.full((2, sum(s * s for s in GRIDS)), BACKGROUND)
     ours[image, cell] = labels
     for i, masks in enumerate(quarter_masks(t.masks) for t in truth):

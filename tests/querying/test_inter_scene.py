@@ -176,7 +176,7 @@ def test_a_similarity_that_would_learn_by_itself():
     def similarity(q, p):
         return temperature * (q.embeddings @ p.embeddings.T)
 
-    with pytest.raises(ValueError, match="parameters of its own"):
+    with pytest.raises(ValueError, match="the similarity has trainable parameters"):
         InterSceneLoss()(queries, ids, stored, similarity)
     still = Queries(queries.embeddings.detach(), queries.image, queries.target)
     assert InterSceneLoss()(still, ids, stored, similarity) > 0

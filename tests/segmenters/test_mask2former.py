@@ -228,15 +228,17 @@ class TestLosses:
         sampling, expected = model.criterion.sampling, torch.zeros(2).double()
         for i, target in enumerate(targets):
             mine = assignment[assignment.image == i]
-            points = torch.rand(sampling.candidates, 2).double() * torch.tensor([SIZES[i][1] / 128, SIZES[i][0] / 96])
+            points = torch.rand(sampling.num_candidates, 2).double() * torch.tensor(
+                [SIZES[i][1] / 128, SIZES[i][0] / 96]
+            )
             for q, k in zip(mine.query.tolist(), mine.target.tolist(), strict=True):
                 product = torch.einsum("d,dhw->hw", outputs.embeddings[-1, i, q], outputs.pixels.embeddings[i])
                 x, t = (
                     F.grid_sample(m[None, None], (2 * points - 1)[None, None], align_corners=False)[0, 0, 0]
                     for m in (product, target.masks[k].double())
                 )
-                chosen = x[: sampling.competing].abs().argsort()[: sampling.uncertain]
-                chosen = torch.cat([chosen, torch.arange(sampling.competing, sampling.candidates)])
+                chosen = x[: sampling.num_uncertainty_candidates].abs().argsort()[: sampling.num_uncertain]
+                chosen = torch.cat([chosen, torch.arange(sampling.num_uncertainty_candidates, sampling.num_candidates)])
                 p, t = x[chosen].sigmoid(), t[chosen]
                 expected[0] += 5 * F.binary_cross_entropy(p, t)
                 expected[1] += 5 * (1 - (2 * (p * t).sum() + 1) / (p.sum() + t.sum() + 1))
@@ -585,12 +587,12 @@ class TestHuggingFacesModel:
         ours, theirs = hugging_faces(kind)
         images, targets = drawn(((64, 96), (64, 96)), (4, 3))
         sampling = ours.criterion.sampling
-        table = torch.rand(sampling.candidates, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+        table = torch.rand(sampling.num_candidates, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
         parts = {
             sampling.points: table[: sampling.points],  # for matching
-            sampling.candidates: table,
-            sampling.competing: table[: sampling.competing],
-            sampling.points - sampling.uncertain: table[sampling.competing :],
+            sampling.num_candidates: table,
+            sampling.num_uncertainty_candidates: table[: sampling.num_uncertainty_candidates],
+            sampling.points - sampling.num_uncertain: table[sampling.num_uncertainty_candidates :],
         }
         assert len(parts) == 4
         real = torch.rand

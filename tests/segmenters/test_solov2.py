@@ -22,7 +22,7 @@ from uniquery.masks.losses import dice
 from uniquery.masks.paste import rle_boxes
 from uniquery.masks.suppression import matrix_nms
 from uniquery.segmenters import grid, solov2
-from uniquery.segmenters.grid import cell_labels, find_peaks, quarter_masks
+from uniquery.segmenters.grid import find_peaks, positive_cells, quarter_masks
 from uniquery.segmenters.solov2 import SOLOv2, SOLOv2Config
 from uniquery.structures import Images, Queries, Targets
 from uniquery.weights.foreign.adelaidet import is_condinst, is_solov2, solov2_names
@@ -88,7 +88,7 @@ class TestAssignment:
         outputs = model(images)
         assignment = model.assign(outputs, [target])
         assert pairs_of(assignment) == [(0, 0, 2), (0, 5, 0), (0, 5, 1)]
-        image, cell, labels = cell_labels(assignment, [target], 16)
+        image, cell, labels = positive_cells(assignment, [target], 16)
         assert (image.tolist(), cell.tolist(), labels.tolist()) == ([0, 0], [0, 5], [0, 1])
         queries = model.queries(outputs, assignment)  # but both masks train its kernel
         assert sorted(queries.target.tolist()) == [0, 1, 2]
@@ -414,7 +414,7 @@ class TestInvalidPixels:
         p = outputs.logits[0, ignored].sigmoid()
         left_out = -(0.75 * p**2 * (1 - p).log()).sum().item()
         assert loss == pytest.approx(
-            whole - left_out / (len(cell_labels(assignment, targets, outputs.logits.shape[1])[1]) + 1)
+            whole - left_out / (len(positive_cells(assignment, targets, outputs.logits.shape[1])[1]) + 1)
         )
 
     def test_predictions_there_change_nothing(self, case):

@@ -84,9 +84,9 @@ class Family:
     """How to build a backbone of the table, and how to load its published weights.
 
     Attributes:
-        build: from kind of normalization and `caffe`.
+        build: (kind of normalization, `caffe`) → backbone.
         rename, preprocess, is_optional: see `load_weights`.
-        frozen_stages: by default, with published weights.
+        frozen_stages: default number of frozen stages with published weights.
     """
 
     build: Callable[[NormKind, bool], StagedBackbone]
@@ -130,7 +130,7 @@ def build_backbone(config: BackboneConfig, *, pretrained: bool = True) -> Backbo
 
     Args:
         config: which backbone.
-        pretrained: False leaves the weights to a checkpoint of the whole model that follows.
+        pretrained: False does not load weights: a checkpoint of the whole model is loaded later.
 
     Raises:
         ConfigError: `config.weights` is missing.

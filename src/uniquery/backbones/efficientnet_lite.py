@@ -17,7 +17,7 @@ from uniquery.layers.norm import ConvNorm, NormKind
 
 PIXELS = PixelFormat(mean=(127.0, 127.0, 127.0), std=(128.0, 128.0, 128.0), order="RGB")
 
-# Of each stride 4..32, its groups of blocks: (number of blocks, kernel, channels). A stage's first block has stride 2.
+# Groups of blocks of each stride 4..32: (number of blocks, kernel, channels). A stage's first block has stride 2.
 STAGES = (((2, 3, 24),), ((2, 5, 40),), ((3, 3, 80), (3, 5, 112)), ((4, 5, 192), (1, 3, 320)))
 STEM_CHANNELS = (32, 16)
 EXPANSION = 6

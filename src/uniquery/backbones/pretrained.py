@@ -80,7 +80,7 @@ def _efficientnet_lite0_file() -> Path:
 
 
 def read_weight_file(path: Path) -> dict[str, Tensor]:
-    """The state dict in a .safetensors or .pth file; of a training checkpoint, its model's.
+    """The state dict in a .safetensors or .pth file; for a training checkpoint, that of its model.
 
     Raises:
         CheckpointError: the file is missing, or contains anything but tensors and plain values.
@@ -129,11 +129,11 @@ def load_weights(
     """Load the tensors of `backbone` from the file at `path`, in place.
 
     Args:
-        backbone: to load into.
-        path: of the file.
-        rename: from the file's keys to ours.
-        preprocess: of the file's tensors, before their keys are renamed.
-        is_optional: of our keys; those may be missing in the file, and keep their values.
+        backbone: module to load into.
+        path: the weights file.
+        rename: maps the file's keys to ours.
+        preprocess: changes the file's tensors before their keys are renamed.
+        is_optional: which of our keys may be missing in the file; these tensors keep their values.
 
     Raises:
         CheckpointError: the file cannot be read, or a tensor is missing or has another shape.

@@ -217,7 +217,7 @@ class Stage(nn.Module):
     """Patch merging, except in the first, and blocks of which every other is shifted.
 
     Attributes:
-        norm: of the feature map that the backbone returns; the next stage gets the map without it.
+        norm: normalizes the feature map that the backbone returns; the next stage gets the map without it.
     """
 
     def __init__(self, merge: nn.Module, blocks: Iterable[Block], norm: nn.LayerNorm) -> None:
@@ -241,7 +241,7 @@ class Swin(StagedBackbone):
     `optim.layers: {relative_position_bias_table: {weight_decay: 0}}` in a config.
 
     Args:
-        channels: at stride 4, doubled at each later stride.
+        channels: channels at stride 4, doubled at each later stride.
         depths: how many blocks the stages have.
         window: side of an attention window, in cells.
         drop_path: probability that the last block is skipped in training; it falls linearly to 0 for the first block.

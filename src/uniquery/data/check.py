@@ -88,9 +88,13 @@ def _file_problems(row: Row, root: Path, read_pixels: bool) -> Iterator[Problem]
         yield Problem("unreadable file", f"{image}: {error}")
         return
     if has_size(row) and (row["height"], row["width"]) != (height, width):
-        hint = ": exchanged, as if by EXIF orientation" if (row["width"], row["height"]) == (height, width) else ""
+        hint = (
+            ": width and height are swapped (EXIF orientation?)"
+            if (row["width"], row["height"]) == (height, width)
+            else ""
+        )
         given = f"the json says {row['width']}×{row['height']}"
-        yield Problem("size mismatch", f"{image}: {path} is {width}×{height} upright, {given}{hint}.")
+        yield Problem("size mismatch", f"{image}: {path} is {width}×{height} after EXIF rotation, {given}{hint}.")
 
 
 def _summary(raw: Mapping[str, Any], check: TableCheck) -> DataReport:

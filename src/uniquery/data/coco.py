@@ -126,7 +126,7 @@ class CocoData:
         return torch.bincount(image[~self.crowd & (self.mask_areas > 0)], minlength=len(self))
 
     def checksum(self) -> int:
-        """Of everything that training reads from the annotations, wherever the files are."""
+        """CRC-32 of everything that training reads from the annotations, independent of the folders."""
         total = 0
         for column in (self.image_ids, self.sizes, self.starts, self.labels, self.crowd, self.annotation_ids):
             total = zlib.crc32(column.numpy().data, total)
@@ -180,7 +180,7 @@ class CocoData:
         height, width = self.sizes[index].tolist()
         if image.shape[:2] != (height, width):
             raise DataError(
-                f"{self.path(index)} is {image.shape[1]}×{image.shape[0]} upright, but the annotations say "
+                f"{self.path(index)} is {image.shape[1]}×{image.shape[0]} after EXIF rotation, but the annotations say "
                 f"{width}×{height} ({self._image_name(index)}): fix the json, or the image's EXIF orientation."
             )
         return image

@@ -1,4 +1,4 @@
-"""What training, evaluation and reports need of a data set, whatever its format."""
+"""What training, evaluation and reports need from a data set, independent of its format."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Dataset(Protocol):
 
     @property
     def categories(self) -> Sequence[Category]:
-        """By label."""
+        """The categories, by label."""
 
     @property
     def classes(self) -> list[str]:
@@ -87,7 +87,7 @@ class Dataset(Protocol):
         """(I,) how many instances each image has, crowd regions excluded."""
 
     def checksum(self) -> int:
-        """Of everything that training reads from the annotations."""
+        """CRC-32 of everything that training reads from the annotations, independent of the folders."""
 
     def check_files_exist(self) -> None:
         """Raises a DataError if an image file is missing."""

@@ -28,7 +28,7 @@ class SceneObject:
     Attributes:
         label: its class, an index in `CLASS_NAMES`.
         appearance: equal for objects that share colors and texture.
-        radius: in pixels.
+        radius: radius in pixels.
         axis: unit vector of its orientation.
         shape: eight numbers in 0..1 that vary its shape.
         texture: eight numbers in 0..1 that choose its texture and shading.

@@ -18,8 +18,8 @@ class Difference:
     """The paired difference of a metric, variant minus control.
 
     Attributes:
-        seeds: that both were measured with.
-        mean: of the differences.
+        seeds: seeds that both were measured with.
+        mean: mean of the differences.
         std: standard deviation of the differences; None for one seed.
         low: lower end of the 95 % interval of the mean (Student's t); None for one seed.
         high: upper end.

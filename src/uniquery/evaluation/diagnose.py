@@ -26,7 +26,7 @@ from uniquery.querying.sampling import instance_cells
 from uniquery.structures import SIZE_DIVISIBILITY, Instances, PixelMap, Queries, Targets
 
 PIXELS_PER_INSTANCE = 10
-BINS = 2000  # of the histogram of responses: percentiles are exact to 0.0005
+BINS = 2000  # number of histogram bins for responses: percentiles are exact to 0.0005
 CONFIDENT = 0.5  # smallest score of an instance whose equivariance is measured
 
 
@@ -103,7 +103,7 @@ class Diagnosis:
     Attributes:
         images: those that were measured.
         cross_scene: None if no query is matched, or there is no other image.
-        equivariance: by the name of the transformation; None if nothing could be compared.
+        equivariance: error by the name of the transformation; None if nothing could be compared.
         sweep: mask metrics by mask threshold, if they were measured.
     """
 

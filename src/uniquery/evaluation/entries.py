@@ -135,7 +135,7 @@ def _shape(entry: Row, image: Row, iou_type: IouType) -> Row:
 def _mask(segmentation: Any, image: Row) -> rle.Rle:
     height, width = image.get("height"), image.get("width")
     if not is_id(height) or not is_id(width) or min(height, width) < 1:
-        raise ValueError("the ground truth does not say its image's height and width")
+        raise ValueError("its image has no valid height and width in the ground truth")
     return read_mask(segmentation, height, width)
 
 

@@ -16,14 +16,14 @@ class Attention(nn.Module):
     """Scaled dot-product attention with several heads, residual, and normalization after it.
 
     Args:
-        channels: of queries and tokens.
-        heads: into which the channels are split.
+        channels: channels of queries and tokens.
+        heads: number of heads that the channels are split into.
     """
 
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.in_weight = nn.Parameter(torch.empty(3 * channels, channels))  # of queries, keys and values
+        self.in_weight = nn.Parameter(torch.empty(3 * channels, channels))  # for queries, keys and values
         self.in_bias = nn.Parameter(torch.zeros(3 * channels))
         self.output = nn.Linear(channels, channels)
         self.norm = nn.LayerNorm(channels)

@@ -11,7 +11,7 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 
 
 def checkpointed(module: nn.Module, x: Tensor) -> Tensor:
-    """`module(x)`, of which autograd keeps x only.
+    """Runs `module(x)` with activation checkpointing: autograd keeps only x.
 
     The second run draws the same random numbers as the first and does not update running statistics again, so values,
     gradients and state are those of `module(x)`. The module must not change x in place.

@@ -28,7 +28,7 @@ def deformable_sum(values: Tensor, x: Tensor, y: Tensor, logits: Tensor, shapes:
         x: (B, A, Q, J) columns in cells of the point's level; a cell's center is a whole number. The points of the
             first level come first.
         y: (B, A, Q, J) rows.
-        logits: (B, A, Q, J) of the attention.
+        logits: (B, A, Q, J) attention logits.
         shapes: (height, width) of each level.
 
     Returns:
@@ -46,10 +46,10 @@ class DeformableAttention(nn.Module):
     """Queries read tokens of several levels at learned offsets from their reference points.
 
     Args:
-        channels: of a query and of a token.
-        heads: parts of the channels, each with its own points.
-        levels: of the pyramid.
-        points: that a head reads on each level.
+        channels: channels of a query and of a token.
+        heads: number of heads, each with its own points.
+        levels: number of feature levels.
+        points: sampling points per head and level.
     """
 
     def __init__(self, channels: int, heads: int, levels: int, points: int = 4) -> None:
@@ -129,7 +129,7 @@ class DeformableAttention(nn.Module):
         Args:
             offsets: (B, A, Q, J).
             reference: (..., Q, L, 1) the point, or (..., Q, L, 2) center and size of the box.
-            cells: of each level along this axis.
+            cells: number of cells of each level along this axis.
         """
         count = torch.tensor(cells, dtype=reference.dtype).to(reference.device, non_blocking=True)  # (L,)
         dtype = torch.promote_types(offsets.dtype, torch.float32)
@@ -148,9 +148,9 @@ class DeformableLayer(nn.Module):
     """An encoder layer: tokens read each other by deformable attention, then a feed-forward network.
 
     Args:
-        channels: of a token.
-        heads: of the attention.
-        levels: of the pyramid.
+        channels: channels of a token.
+        heads: number of attention heads.
+        levels: number of feature levels.
         width: hidden channels of the feed-forward network.
     """
 

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from uniquery.layers.deformable_sampling import Shapes, TableIndex, corner_weights, pad_levels, unpad_levels
 
-_SUMS_AT_ONCE = 8192  # what their rows are made of stays in the cache of a CPU
+_SUMS_AT_ONCE = 8192  # chunk size that fits the CPU cache
 
 with warnings.catch_warnings():  # torch warns once that sparse tensors are in beta; a user cannot act on it
     warnings.simplefilter("ignore")

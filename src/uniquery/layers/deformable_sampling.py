@@ -61,7 +61,7 @@ class TableIndex:
         """(n, 4 · J) int32 of n × J points: the table's rows of their corners."""
         left, top = self._clamp(x.detach(), self.width).floor_(), self._clamp(y.detach(), self.height).floor_()
         cell = torch.addcmul(left, top, self.padded_width).to(torch.int32).add_(self.origin)
-        cell.clamp_(min=0)  # a diverged network asks for cell NaN
+        cell.clamp_(min=0)  # NaN positions would give invalid indices
         return (cell.add_(first_row)[:, None] + self.corners).flatten(1)
 
     @staticmethod

@@ -11,7 +11,7 @@ class FPN(nn.Module):
 
     Args:
         channels: stride → channels of the backbone's features to use.
-        out_channels: of every level.
+        out_channels: channels of every level.
         extra_levels: how many 3×3 stride-2 convolutions follow the coarsest level, with ReLU between them.
     """
 

@@ -11,7 +11,7 @@ def inplace_relu(x: Tensor) -> Tensor:
     """`x.relu_()` whose backward also overwrites the gradient it receives, instead of allocating another.
 
     Only between matrix products, whose result and gradient nothing else refers to. On the eight numbers for each query
-    and pixel of CondInst's dynamic filters it spares a fifth of the time and a quarter of the memory of `relu_`.
+    and pixel of CondInst's dynamic filters it saves a fifth of the time and a quarter of the memory of `relu_`.
 
     >>> inplace_relu(torch.tensor([-1.0, 2.0]))
     tensor([0., 2.])

@@ -13,7 +13,7 @@ _TEMPERATURE = 10_000.0
 def sine_positions(shape: tuple[int, int], extents: Tensor, channels: int) -> Tensor:
     """(B, height · width, channels): half of the channels encode the row, half the column.
 
-    Rows are scaled to angles up to 2π in the last one, whatever their number.
+    Along each axis, positions inside the image are normalized to (0, 2π].
 
     Args:
         shape: (height, width) of the map.

@@ -46,7 +46,7 @@ def sigmoid_focal(logits: Tensor, targets: Tensor, alpha: float = 0.25, gamma: f
         logits: any shape.
         targets: the same shape, in 0..1.
         alpha: weight of positives.
-        gamma: how strongly easy elements are discounted.
+        gamma: focusing parameter.
 
     Returns:
         the shape of the logits.
@@ -63,7 +63,7 @@ class PointSampling:
     """How many points, and which.
 
     Attributes:
-        points: that a mask is compared on.
+        points: points per mask.
         oversample: candidates for each point.
         importance: share of the points that are the most uncertain candidates; the rest are drawn at random.
     """
@@ -73,19 +73,19 @@ class PointSampling:
     importance: float
 
     @property
-    def uncertain(self) -> int:
-        """How many points are chosen for their uncertainty."""
+    def num_uncertain(self) -> int:
+        """How many points are the most uncertain candidates."""
         return int(self.importance * self.points)
 
     @property
-    def competing(self) -> int:
-        """How many candidates compete for them."""
-        return max(int(self.points * self.oversample), self.uncertain)
+    def num_uncertainty_candidates(self) -> int:
+        """How many candidates they are chosen from."""
+        return max(int(self.points * self.oversample), self.num_uncertain)
 
     @property
-    def candidates(self) -> int:
-        """All candidates: those that compete, then those that are taken in any case."""
-        return self.competing + self.points - self.uncertain
+    def num_candidates(self) -> int:
+        """All candidates: the uncertainty candidates, then the points that are always used."""
+        return self.num_uncertainty_candidates + self.points - self.num_uncertain
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class PointTargets:
 
     Attributes:
         values: (K, P) in 0..1.
-        valid: (P,) bool, where masks are known; None means everywhere.
+        valid: (P,) bool, false in ignore regions; None means valid everywhere.
     """
 
     values: Tensor
@@ -122,17 +122,17 @@ def point_losses(logits: Tensor, owned: Tensor, targets: PointTargets, sampling:
         logits: (R, P) at the candidate points.
         owned: (R,) which instance each prediction owns.
         targets: the instances at the candidate points.
-        sampling: how many candidates compete, and how many points they compete for.
+        sampling: how many candidates there are, and how many points are chosen from them.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    competing = sampling.competing
-    index = _most_uncertain(logits.detach()[:, :competing], targets.valid, sampling.uncertain)  # (R, uncertain)
-    chosen = torch.cat([logits.gather(1, index), logits[:, competing:]], dim=1)  # (R, n)
+    first_fixed = sampling.num_uncertainty_candidates  # from here on, all candidates are used
+    index = _most_uncertain(logits.detach()[:, :first_fixed], targets.valid, sampling.num_uncertain)
+    chosen = torch.cat([logits.gather(1, index), logits[:, first_fixed:]], dim=1)  # (R, n)
     flat_index = owned[:, None] * targets.values.shape[1] + index
-    values = torch.cat([targets.values.take(flat_index), targets.values[owned, competing:]], dim=1).to(chosen.dtype)
+    values = torch.cat([targets.values.take(flat_index), targets.values[owned, first_fixed:]], dim=1).to(chosen.dtype)
     if targets.valid is None:
         return torch.stack([_cross_entropy(chosen, values), _dice(chosen.sigmoid(), values)])
-    valid = torch.cat([targets.valid[index], targets.valid[competing:].expand(len(index), -1)], dim=1)
+    valid = torch.cat([targets.valid[index], targets.valid[first_fixed:].expand(len(index), -1)], dim=1)
     chosen, values, weight = chosen.masked_fill(~valid, 0), values * valid, valid.to(chosen.dtype)
     return torch.stack([_cross_entropy(chosen, values, weight), _dice(chosen.sigmoid() * weight, values)])
 

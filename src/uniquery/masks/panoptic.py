@@ -19,7 +19,7 @@ class Segment:
     Attributes:
         id: its number in the map, from 1.
         label: its class, contiguous from 0.
-        score: in 0..1; of merged stuff, that of its first mask.
+        score: score in 0..1; for merged stuff, the score of its first mask.
         is_thing: an instance, not stuff.
     """
 
@@ -35,7 +35,7 @@ class PanopticSegments:
 
     Attributes:
         ids: (H, W) int32, the segment of each pixel, 0 for none.
-        segments: by rising id.
+        segments: the segments by rising id.
     """
 
     ids: Tensor
@@ -53,13 +53,13 @@ def panoptic_segments(
     """Each pixel goes to the mask with the largest score × probability there, if that probability is at least ½.
 
     A mask that keeps too little of what it would cover alone is dropped; masks of one class of stuff become one
-    segment. Three maps are held at full size, whatever the number of masks.
+    segment. Three maps are held at full size, independent of the number of masks.
 
     Args:
         logits: (N, h, w).
         labels: N classes.
         scores: N class scores.
-        is_thing: of each class.
+        is_thing: whether each class is a thing.
         matrices: (h, H) and (w, W) resizing matrices.
         overlap_threshold: least share of its own area that a mask must win.
     """

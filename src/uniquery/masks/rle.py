@@ -13,7 +13,7 @@ from hotcoco import mask as coco_mask
 
 Rle = dict[str, Any]
 Bitmap = npt.NDArray[np.uint8]
-_MAX_DIGITS = 7  # of a run length in base 32: enough for 32 bits, the most that a run may have
+_MAX_DIGITS = 7  # digits of a run length in base 32: enough for 32 bits, the most that a run may have
 
 
 def encode(bitmap: npt.NDArray[Any]) -> Rle:

@@ -1,4 +1,4 @@
-"""The interface between the algorithm and a model: the methods of a query-based segmenter."""
+"""The interface between the method and a model: what a query-based segmenter implements."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Segmenter(nn.Module, ABC, Generic[OutputsT, AssignmentT, QueriesT]):
 
     @abstractmethod
     def forward(self, images: Images) -> OutputsT:
-        """One forward pass of f and h."""
+        """Forward pass: pixel embeddings (f) and queries (h)."""
 
     @abstractmethod
     def assign(self, outputs: OutputsT, targets: Sequence[Targets]) -> AssignmentT:
-        """σ: which query owns which instance; no gradient."""
+        """σ: which query owns (is matched or assigned to) which instance; no gradient."""
 
     @abstractmethod
     def queries(self, outputs: OutputsT, assignment: AssignmentT) -> QueriesT:
@@ -53,7 +53,7 @@ class Segmenter(nn.Module, ABC, Generic[OutputsT, AssignmentT, QueriesT]):
         """
 
     def layer_queries(self, outputs: OutputsT, assignment: AssignmentT) -> Sequence[QueriesT]:
-        """`queries` of every decoder layer, the last one last; a segmenter without such layers has one."""
+        """`queries` of every decoder layer, from first to last; one entry without decoder layers."""
         return [self.queries(outputs, assignment)]
 
     def similarity(self, queries: QueriesT, pixels: Pixels) -> Tensor:
@@ -73,8 +73,8 @@ class Segmenter(nn.Module, ABC, Generic[OutputsT, AssignmentT, QueriesT]):
     def mask_loss(self, logits: Tensor, queries: QueriesT, targets: Sequence[Targets]) -> Tensor:
         """The base objective's own mask loss, with its weight, on the (Q, h, w) logits of `decode`.
 
-        Every query given here owns an instance. What lies between logits and loss (upsampling, point sampling, resizing
-        the ground truth) is up to the segmenter. Pixels outside `Targets.valid` do not count.
+        Every query given here owns an instance. The segmenter may upsample the logits, sample points or resize the
+        ground truth before the loss. Pixels outside `Targets.valid` do not count.
         """
 
     @abstractmethod

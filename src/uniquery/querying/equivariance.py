@@ -84,7 +84,7 @@ class EquivarianceLoss:
 
     Attributes:
         decode: ⟨q, I⟩ as (Q, h, w) logits of queries on a map; `Segmenter.decode`, or your own.
-        mask_loss: of the logits, given the queries and the targets; `Segmenter.mask_loss`, or your own.
+        mask_loss: (logits, queries, targets) → scalar; `Segmenter.mask_loss`, or your own.
     """
 
     decode: Callable[[Any, PixelMap], Tensor]
@@ -100,10 +100,10 @@ class EquivarianceLoss:
         """The loss; gradients reach the queries of the view and the features of the original.
 
         Args:
-            view_queries: of g(I); `image` counts views, and each owns an instance.
+            view_queries: matched queries of the views; `image` is the index of the view.
             view_targets: g(M).
             original: f(I).
-            transforms: g of each image.
+            transforms: one g per image.
         """
         logits = self.decode(view_queries, warped(original, transforms))
         inside = [_inside_window(target, g) for target, g in zip(view_targets, transforms, strict=True)]
@@ -111,7 +111,7 @@ class EquivarianceLoss:
 
 
 def _inside_window(target: Targets, g: Transform) -> Targets:
-    """The same targets, valid only where g(f(I)) is: not in the padding around it."""
+    """The same targets, with pixels outside of g(f(I)) marked as invalid too."""
     height, width = target.masks.shape[1:]
     if g.is_exact and (g.height, g.width) == (height, width):
         return target

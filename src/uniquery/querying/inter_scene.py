@@ -28,15 +28,16 @@ _PAIRS_AT_ONCE = {"cpu": 2**20, "cuda": 2**22}
 
 
 class PairLoss(Settings):
-    """A loss of one (query, pixel) logit x against target 0, with its derivative; target 1 is the mirror image.
+    """A loss of one (query, pixel) logit x against target 0, with its derivative; for target 1, use −x.
 
     With p = sigmoid(x), all are a modulating factor times a base loss:
-    focal pᵞ · −log(1 − p), cross-entropy −log(1 − p), ℓ1 p, ℓ2 p · p; each is scaled by `weight`.
+    focal pᵞ · −log(1 − p), cross-entropy −log(1 − p), ℓ1 p, ℓ2 p · p. `__call__` does not apply the property `weight`;
+    `InterSceneLoss` does.
     """
 
     name: LossName = "focal"
-    alpha: float = Field(0.1, ge=0, lt=1, description="focal: weight of positives; negatives weigh 1 − alpha")
-    gamma: float = Field(2.5, ge=0, description="focal: how strongly easy pairs are discounted")
+    alpha: float = Field(0.1, ge=0, lt=1, description="focal loss: weight of positives; negatives weigh 1 − alpha")
+    gamma: float = Field(2.5, ge=0, description="focusing parameter of the focal loss")
 
     def __call__(self, minus_x: Tensor, workspace: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(Q,) sums of the losses and (Q, c) derivatives by x at target 0, each pair weighted.
@@ -44,7 +45,7 @@ class PairLoss(Settings):
         Args:
             minus_x: (Q, c) minus the logits, so that 1 − p is exact where p is large; overwritten.
             workspace: (3, Q, c) scratch memory; the derivatives are returned in it.
-            weight: (Q, c) of each pair.
+            weight: (Q, c) weight of each pair; None: 1.
         """
         first, second, third = workspace
         one_minus_p = minus_x.sigmoid_().clamp_(min=torch.finfo(minus_x.dtype).tiny)  # its logarithm stays finite
@@ -77,7 +78,7 @@ class PairLoss(Settings):
 
 
 def _power(p: Tensor, exponent: float, out: Tensor) -> Tensor:
-    """P to the exponent; the paper's 2.5 is faster by a square root."""
+    """`p ** exponent`; 2.5 is computed with a square root, which is faster."""
     if exponent == 2.5:
         return torch.sqrt(p, out=out).mul_(p).mul_(p)
     return torch.pow(p, exponent, out=out)
@@ -87,11 +88,13 @@ class InterSceneSettings(Settings):
     """L_inter (Eq. 5): queries must not fire on the instances of other images. The defaults are the paper's."""
 
     weight: float = Field(1.0, ge=0, description="weight of L_inter")
-    ramp_steps: int = Field(0, ge=0, description="training forwards over which the weight grows from 0")
+    ramp_steps: int = Field(
+        0, ge=0, description="training forwards (steps × train.accumulate) over which the weight grows from 0"
+    )
     loss: Annotated[PairLoss, BeforeValidator(by_name)] = PairLoss()
     sampling: Annotated[PixelSampling, BeforeValidator(by_name)] = PixelSampling()
     capacity: int = Field(100_000, ge=0, description="pixels in memory; 0: only the other images of the same forward")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the stored embeddings")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="data type of the stored embeddings")
     negatives_per_step: int | None = Field(None, gt=0, description="read a random part of the memory; None: all of it")
     max_queries: int | None = Field(None, gt=0, description="most queries of a decoder layer that take part; None: all")
     queries: Literal["all", "matched"] = Field("all", description="matched: only queries that own an instance")
@@ -107,8 +110,8 @@ class InterSceneLoss(nn.Module):
     embeddings of the queries, so it can have no other parameters.
 
     Args:
-        loss: of a (query, pixel) pair.
-        dot_product_scale: similarity is this times q · p; None asks the given similarity instead.
+        loss: the loss of a (query, pixel) pair.
+        dot_product_scale: similarity is this times q · p; None: the `similarity` argument is called.
         pairs_at_once: (query, pixel) pairs of a chunk; None chooses by device.
     """
 
@@ -224,7 +227,9 @@ class _Pairs:
     def _check_similarity_has_no_parameters(self, embeddings: Tensor) -> None:
         with torch.enable_grad():
             if self._similarity(embeddings, self.stored[:1]).requires_grad:
-                raise ValueError("the similarity has parameters of its own: fold them into the queries' embeddings")
+                raise ValueError(
+                    "the similarity has trainable parameters; only gradients for query embeddings are supported"
+                )
 
     def _pair_losses(
         self, minus_logits: Tensor, chunk: InstancePixels, mask: Tensor | None, workspace: Tensor

@@ -30,5 +30,5 @@ def keyed_seed(*key: int) -> int:
 
 
 def generator_per_image(generator: Generators, images: int) -> Sequence[torch.Generator | None]:
-    """A generator for each image: the given ones, or the one that all share."""
+    """A generator for each image: the given list, or one generator repeated."""
     return [generator] * images if generator is None or isinstance(generator, torch.Generator) else generator

@@ -17,7 +17,7 @@ class InstancePixels(Pixels):
     """Pixels with the image and the instance that they came from.
 
     Attributes:
-        image_ids: (P,) int64, of the data set.
+        image_ids: (P,) int64, id of the image in its data set.
         labels: (P,) int64, class of the instance.
         is_thing: (P,) bool; false for stuff.
     """
@@ -36,7 +36,15 @@ _FIELDS = tuple(f.name for f in fields(InstancePixels))
 
 @dataclass(frozen=True)
 class _Savepoint:
-    """The state to roll back to, and what was overwritten since: rows, push numbers and values of each push."""
+    """The state to roll back to.
+
+    Attributes:
+        rows: the buffer; None before the first push.
+        next: row of the next push.
+        fill: number of filled rows.
+        pushes: number of pushes.
+        overwritten: rows, old push numbers and old values of each push since.
+    """
 
     rows: InstancePixels | None
     next: int
@@ -53,7 +61,7 @@ class PixelMemory:
 
     Args:
         capacity: how many pixels are kept. 0 keeps the last push only: the other images of the step are the negatives.
-        dtype: of the stored embeddings.
+        dtype: data type of the stored embeddings.
 
     >>> memory = PixelMemory(capacity=3)
     >>> for i in range(2):
@@ -124,9 +132,9 @@ class PixelMemory:
             self._savepoint.overwritten.append((index, self._pushed_at[index], rows[on_device]))
 
     def read(self) -> InstancePixels | None:
-        """The filled rows, in no order that matters; None before the first push.
+        """The filled rows, in unspecified order; None before the first push.
 
-        `InstancePixels.of_other_images` says which of them are a query's negatives.
+        `InstancePixels.of_other_images` gives the mask of a query's negatives.
         """
         return self._rows[: self._fill] if self._rows is not None else None
 

@@ -30,14 +30,14 @@ Phase = Callable[[str], AbstractContextManager[None]]
 
 
 class QueryingSettings(Settings):
-    """The two parts of the algorithm; a part that is left out is off."""
+    """The two parts of the method; a part that is left out is off."""
 
     inter: InterSceneSettings | None = None
     equivariance: EquivarianceSettings | None = None
 
     @property
     def forwards_per_image(self) -> int:
-        """How many forwards each loaded image takes part in with the base loss: 2 with paired views."""
+        """Forward passes with the base loss per loaded image: 2 with paired views."""
         return 2 if self.equivariance and self.equivariance.views == "paired" else 1
 
 
@@ -59,7 +59,7 @@ class UniqueQuerying(nn.Module):
         segmenter: the model to train.
         inter: settings of the inter-scene part; None: off.
         equivariance: settings of the equivariance part; None: off.
-        seed: of what the two parts draw; the segmenter draws from torch's global generator.
+        seed: seed of random views, pixels, queries and negatives; the segmenter uses torch's global generator.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class UniqueQuerying(nn.Module):
         self.inter, self.equivariance = inter, equivariance
         self.memory = PixelMemory(inter.capacity, inter.dtype) if inter else PixelMemory(0)
         self.inter_loss = InterSceneLoss(inter.loss if inter else None, dot_product_scale=segmenter.dot_product_scale)
-        self.forwards, self.seed = 0, seed  # training forwards so far
-        self._last_queries: tuple[Any, Tensor] | None = None  # and their image ids, for `statistics`
+        self.forwards, self.seed = 0, seed  # forwards: training forwards so far
+        self._last_queries: tuple[Any, Tensor] | None = None  # with their image ids, for `statistics`
 
     def forward(
         self, images: Images, targets: Sequence[Targets], phase: Phase = lambda _: nullcontext()
@@ -86,8 +86,8 @@ class UniqueQuerying(nn.Module):
         supervised = [original]
         if self.equivariance:
             with phase("forward"):
-                each = self._image_generators(_VIEWS, targets, "cpu")
-                transforms = self.equivariance.draw(images.sizes, self._generator(_VIEWS), each)
+                image_generators = self._image_generators(_VIEWS, targets, "cpu")
+                transforms = self.equivariance.draw(images.sizes, self._generator(_VIEWS), image_generators)
                 views = view_of(images, targets, transforms)
             view = self._forward_and_assign(*views, phase)
             if self.equivariance.views == "paired":
@@ -133,7 +133,7 @@ class UniqueQuerying(nn.Module):
         if settings.gather:
             names = [f.name for f in fields(sampled)]
             sampled = InstancePixels(*all_gather_rows([getattr(sampled, name) for name in names]))
-        # The same order in memory, and so the same random part of it, whichever process saw an image.
+        # The same order in memory, and so the same random part of it, independent of which process loaded an image.
         sampled = sampled[sampled.image_ids.argsort(stable=True)]
         if 0 < settings.capacity < len(sampled):
             kept = self._random_indices(len(sampled), settings.capacity, _KEPT)
@@ -169,7 +169,7 @@ class UniqueQuerying(nn.Module):
     def _image_generators(
         self, purpose: int, targets: Sequence[Targets], device: torch.device | str, pass_index: int = 0
     ) -> list[torch.Generator]:
-        """A generator for each image; keyed apart where an image comes twice, and for its view."""
+        """A generator for each image; different keys for repeated images and for views."""
         occurrences: Counter[int] = Counter()
         generators = []
         for target in targets:
@@ -209,7 +209,7 @@ class UniqueQuerying(nn.Module):
         }
 
     def algorithm_state(self) -> dict[str, Tensor]:
-        """State of the algorithm besides the segmenter's weights, for a training checkpoint."""
+        """State of the method besides the segmenter's weights, for a training checkpoint."""
         return {
             "forwards": torch.tensor(self.forwards),
             **{f"memory/{k}": v for k, v in self.memory.state_dict().items()},
@@ -248,4 +248,4 @@ def _concatenated(queries: Sequence[QueriesT], passes: Sequence[_Pass]) -> Queri
 
 def _mean(losses: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """The mean of each loss over the passes."""
-    return {name: torch.stack([of_pass[name] for of_pass in losses]).mean() for name in losses[0]}
+    return {name: torch.stack([pass_losses[name] for pass_losses in losses]).mean() for name in losses[0]}

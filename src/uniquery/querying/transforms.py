@@ -32,13 +32,13 @@ class Transform:
     and scaling resample; pixels from outside the window are not valid.
 
     Attributes:
-        top: of the window, in pixels.
-        left: of the window.
-        height: of the window, and of the view.
-        width: of the window, and of the view.
-        flip: left and right, inside the window.
-        angle: in degrees, counter-clockwise as seen.
-        scale: above 1 enlarges.
+        top: top edge of the crop window in pixels.
+        left: left edge of the crop window in pixels.
+        height: height of the crop window, and of the view.
+        width: width of the crop window, and of the view.
+        flip: whether the window is flipped left to right.
+        angle: degrees counter-clockwise on the displayed image.
+        scale: factor; above 1 enlarges.
 
     >>> g = Transform(0, 0, 32, 64, flip=True)
     >>> g.on_locations(torch.tensor([[4.0, 4.0]])).tolist()
@@ -173,17 +173,20 @@ class RandomTransform(Settings):
         return limits
 
     def draw(
-        self, sizes: Sequence[tuple[int, int]], generator: torch.Generator | None = None, each: Generators = None
+        self,
+        sizes: Sequence[tuple[int, int]],
+        generator: torch.Generator | None = None,
+        image_generators: Generators = None,
     ) -> list[Transform]:
         """An element for each image of the given valid (height, width).
 
         Args:
-            sizes: of the images.
-            generator: draws the crop fraction, which all images share.
-            each: draws the rest, one generator per image; by default the same.
+            sizes: (height, width) of each image.
+            generator: for the crop fraction, which all images share.
+            image_generators: one per image for flip, position, angle and scale; by default `generator`.
         """
         fraction = self._uniform(self.crop, generator) if self.crop else 1.0
-        generators = generator_per_image(each or generator, len(sizes))
+        generators = generator_per_image(image_generators or generator, len(sizes))
         return [self._draw_one(size, fraction, own) for size, own in zip(sizes, generators, strict=True)]
 
     def _draw_one(self, size: tuple[int, int], fraction: float, generator: torch.Generator | None) -> Transform:

@@ -17,7 +17,7 @@ from uniquery.training.config import Config
 from uniquery.training.run_folder import RunFolder
 
 NUM_EXAMPLES = 12
-MIN_SCORE = 0.5  # of a prediction that is drawn
+MIN_SCORE = 0.5  # smallest score of a prediction that is drawn
 
 
 def build_report(

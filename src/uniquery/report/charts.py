@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from uniquery.report.scales import Points, axis_range, format_number, thin_out, tick_labels, ticks, visible_range
 
-NUM_COLORS = 8  # of the style sheet: .color0 to .color7
+NUM_COLORS = 8  # colors in the style sheet: .color0 to .color7
 _MAX_DOTS = 60  # a curve with at most this many points shows each of them, with its value on hover
 _TOP, _RIGHT, _BOTTOM = 22.0, 14.0, 38.0  # margins in pixels, for the labels of the axes
 
@@ -21,7 +21,7 @@ class Series:
     """One curve.
 
     Attributes:
-        name: for the legend.
+        name: name in the legend.
         points: (N, 2) of x, y in order of x; nan in y is a gap.
         color: index of a color of the style sheet.
         dashed: drawn in dashes.
@@ -203,7 +203,7 @@ def stacked_bar(segments: Sequence[tuple[str, float]], maximum: float, width: in
     Args:
         segments: (name, seconds).
         maximum: seconds of a bar of full width.
-        width: in pixels.
+        width: width in pixels.
     """
     total = sum(seconds for _, seconds in segments)
     if total <= 0 or maximum <= 0:

@@ -35,12 +35,12 @@ class LabeledMask:
 
     Attributes:
         rle: its compressed COCO run-length mask, at the size of the image.
-        label: the name of its class.
+        class_name: the name of its class.
         score: 0..1, or None for ground truth.
     """
 
     rle: dict[str, Any]
-    label: str
+    class_name: str
     score: float | None = None
 
 
@@ -73,7 +73,7 @@ def overlay(image: Picture, masks: Sequence[LabeledMask], *, text: bool = True) 
 
     Args:
         image: (H, W, 3) uint8; not changed.
-        masks: at the size of the image; each gets a color of its own.
+        masks: masks at the size of the image; each gets its own color.
         text: whether to write names and scores.
 
     Returns:
@@ -93,7 +93,7 @@ def overlay(image: Picture, masks: Sequence[LabeledMask], *, text: bool = True) 
     for i in _painting_order(masks):
         mask = masks[i]
         top_x = _paint(canvas, mask.rle, color(i), thickness)
-        labels.append(Label(caption(mask.label, mask.score), rle.bounding_box(mask.rle), top_x, color(i)))
+        labels.append(Label(caption(mask.class_name, mask.score), rle.bounding_box(mask.rle), top_x, color(i)))
     if text and len(masks) <= _MAX_LABELS:
         write_labels(canvas, labels[::-1])
     return canvas

@@ -14,7 +14,7 @@ from uniquery.training.log import EvalLine, finite
 
 NOT_AVAILABLE = "n/a"
 
-_COCO_METRICS = ("AP", "AP50", "AP75")  # of runs that have not been evaluated yet
+_COCO_METRICS = ("AP", "AP50", "AP75")  # columns for runs that have not been evaluated yet
 
 _CROSS_SCENE = {
     "own": "response to its own instance, mean",
@@ -38,7 +38,7 @@ class Row:
     """A named row of a table.
 
     Attributes:
-        name: of the row.
+        name: name of the row.
         cells: one for each column.
         note: a remark beside the name.
         bars: a chart of the row, if it has one.

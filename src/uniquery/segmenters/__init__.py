@@ -1,4 +1,4 @@
-"""The segmenters: one name → class table, and the one way to build one."""
+"""The table of segmenters, and `build_segmenter`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from uniquery.segmenters.solov2 import SOLOv2, SOLOv2Config
 
 SEGMENTERS: dict[str, type[Any]] = {"condinst": CondInst, "mask2former": Mask2Former, "solov2": SOLOv2}
 SegmenterConfig = Annotated[CondInstConfig | Mask2FormerConfig | SOLOv2Config, Field(discriminator="name")]
-DEFAULT_SEGMENTER = CondInstConfig()  # of a config that names no model
+DEFAULT_SEGMENTER = CondInstConfig()  # for a config that names no model
 
 __all__ = ["DEFAULT_SEGMENTER", "SEGMENTERS", "SegmenterConfig", "build_segmenter", "read_segmenter_config"]
 
@@ -22,7 +22,7 @@ __all__ = ["DEFAULT_SEGMENTER", "SEGMENTERS", "SegmenterConfig", "build_segmente
 def build_segmenter(
     config: SegmenterConfig, backbone: BackboneConfig, num_classes: int, *, pretrained: bool = True
 ) -> Segmenter[Any, Any, Any]:
-    """A segmenter on a backbone; `pretrained=False` leaves the backbone's weights to a checkpoint that follows."""
+    """A segmenter on a backbone; `pretrained=False` does not load backbone weights: a checkpoint is loaded later."""
     model = SEGMENTERS[config.name](build_backbone(backbone, pretrained=pretrained), num_classes, config)
     return cast("Segmenter[Any, Any, Any]", model)
 

@@ -50,21 +50,21 @@ class CondInstConfig(SegmenterSettings):
     """Settings of CondInst; the defaults are the original's."""
 
     name: Literal["condinst"] = "condinst"
-    channels: int = Field(256, gt=0, multiple_of=32, description="of the pyramid and the heads")
+    channels: int = Field(256, gt=0, multiple_of=32, description="channels of the FPN and the heads")
     head_convs: int = Field(4, ge=0, description="convolutions of each head tower")
-    mask_channels: int = Field(128, gt=0, multiple_of=32, description="of the mask branch")
+    mask_channels: int = Field(128, gt=0, multiple_of=32, description="channels of the mask branch")
     mask_convs: int = Field(4, ge=0, description="convolutions of the mask branch")
-    mask_norm: Literal["batch", "group"] = Field("batch", description="group: for small or uneven batches")
+    mask_norm: Literal["batch", "group"] = Field("batch", description="group: GroupNorm, for small batches")
     finest_stride: Literal[4, 8] = Field(
-        8, description="of the first level and of the pixel embeddings; 4: small objects"
+        8, description="stride of the first level and of the pixel embeddings; 4: small objects"
     )
     levels: int = Field(5, ge=3, le=6)
     size_limits: tuple[float, ...] | None = Field(
         None, description="box sizes that separate the levels, in pixels; None: 8 strides of each level"
     )
     max_queries: int = Field(500, gt=0, description="positives that decode a mask in a training step")
-    score_threshold: float = Field(0.05, ge=0, le=1, description="of class × centerness, before the square root")
-    candidates: int = Field(1000, gt=0, description="per level, before suppression")
+    score_threshold: float = Field(0.05, ge=0, le=1, description="smallest class × centerness, before the square root")
+    candidates: int = Field(1000, gt=0, description="most candidates per level before NMS")
     nms_threshold: float = Field(0.6, ge=0, le=1)
 
     @property
@@ -97,7 +97,7 @@ class CondInstOutputs(Outputs):
         centerness: (B, L) logits.
         filters: (B, L, F) dynamic parameters.
         locations: (L, 2) x, y in input pixels.
-        strides: (L,) of each location's level.
+        strides: (L,) stride of each location's level.
         sizes: valid (height, width) of each image.
     """
 
@@ -112,11 +112,11 @@ class CondInstOutputs(Outputs):
 
 @dataclass(frozen=True)
 class CondInstQueries(Queries):
-    """Dynamic filters. They read pixel coordinates relative to their own location, in units of a size.
+    """Dynamic filters. They read pixel coordinates relative to their own location, divided by a scale.
 
     Attributes:
         locations: (Q, 2) x, y in input pixels.
-        sizes_of_interest: (Q,) that unit in pixels, from the level.
+        sizes_of_interest: (Q,) scale in pixels that relative coordinates are divided by; AdelaiDet's name.
     """
 
     locations: Tensor

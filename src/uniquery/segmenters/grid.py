@@ -1,4 +1,4 @@
-"""What segmenters share that predict on grids of cells (SOLOv2, SOTR): assignment, coordinates, peaks, scoring.
+"""Functions for segmenters that predict on grids of cells (SOLOv2): assignment, coordinates, peaks, scoring.
 
 Letters: B images, G levels, each with a grid of S × S cells, L cells of all levels, C classes, K instances of an image,
 N candidates of an image, h × w the mask map.
@@ -17,7 +17,7 @@ from uniquery.masks.geometry import mask_centroids
 from uniquery.masks.paste import encode_masks, resize_matrices, rle_boxes
 from uniquery.structures import Assignment, Instances, Targets, index_in_batch
 
-MASK_STRIDE = 4  # of the mask map
+MASK_STRIDE = 4  # stride of the mask map
 _MASKS_AT_ONCE = 256  # bounds the memory of scoring thousands of candidates
 
 
@@ -31,8 +31,8 @@ def assign_cells(
 ) -> tuple[Tensor, Tensor]:
     """SOLO's rule: an instance belongs to the cells under the middle of its box, moved to the centroid of its mask.
 
-    A level takes part if √(box area) lies in its range, both ends included. Of its cells, those count that touch a
-    box around the centroid, `center_fraction` as large as the instance's own, but no more than 3 × 3.
+    A level is used if √(box area) lies in its range, both ends included. Its positive cells overlap the center box: the
+    instance's box, moved to the centroid and scaled by `center_fraction`; at most 3 × 3 cells.
 
     Args:
         targets: the K instances of an image; an empty mask belongs to no cell.
@@ -54,7 +54,7 @@ def assign_cells(
     cell_side = _constant([1 / s for s in grids], device)[:, None]
     center, half = mask_centroids(targets.masks), 0.5 * sides * center_fraction
     width_height = _constant(extent[::-1], device)
-    # A center on the edge of two cells falls to either by rounding: divided as the original does.
+    # On the edge of two cells, rounding decides between them: the same division as in AdelaiDet.
     middle, first, last = (
         ((point / width_height)[:, None] // cell_side).long() for point in (center, center - half, center + half)
     )
@@ -72,7 +72,7 @@ def _constant(values: Sequence[Any], device: torch.device) -> Tensor:
 
 
 def cell_centers(grids: Sequence[int], extent: tuple[int, int], device: torch.device | None = None) -> Tensor:
-    """(L, 2): x, y in pixels of the center of each cell of all levels, of grids that span (height, width) `extent`.
+    """(L, 2): x, y in pixels of the center of each cell of all levels; each grid spans (height, width) `extent`.
 
     >>> cell_centers([1, 2], (4, 8)).tolist()
     [[4.0, 2.0], [2.0, 1.0], [6.0, 1.0], [2.0, 3.0], [6.0, 3.0]]
@@ -86,7 +86,7 @@ def cell_centers(grids: Sequence[int], extent: tuple[int, int], device: torch.de
     return torch.cat(levels)
 
 
-def cell_labels(assignment: Assignment, targets: Sequence[Targets], cells: int) -> tuple[Tensor, Tensor, Tensor]:
+def positive_cells(assignment: Assignment, targets: Sequence[Targets], cells: int) -> tuple[Tensor, Tensor, Tensor]:
     """Image, cell and class of each positive cell; of several instances in a cell, the last one gives the class."""
     owner = assignment.target.new_full((len(targets) * cells,), -1)
     owner.scatter_reduce_(0, assignment.image * cells + assignment.query, assignment.target, "amax")
@@ -154,9 +154,9 @@ def score_candidates(
     Args:
         class_scores: (L, C) in 0..1.
         grids: cells along a side of each level's grid.
-        strides: of each level; a mask must have more cells than this number.
+        strides: stride of each level; a mask must have more cells than this number.
         predict_masks: (n,) cells → (n, h, w) probabilities.
-        score_threshold: of the class score.
+        score_threshold: smallest class score.
         mask_threshold: above it, a cell of the map belongs to the mask.
         max_candidates: most pairs.
 

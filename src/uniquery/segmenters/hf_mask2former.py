@@ -1,8 +1,7 @@
-"""The algorithm for Hugging Face's Mask2Former: an adapter around a model that somebody already trains.
+"""The method for Hugging Face's Mask2Former: an adapter for an existing model.
 
-Network, matching and base losses are Hugging Face's own; the adapter only says which of its tensors are queries and
-which are pixel embeddings. Targets with invalid pixels, which Hugging Face does not have, are matched and compared by
-`set_prediction`.
+Network, matching and base losses are Hugging Face's own; the adapter maps its tensors to queries and pixel embeddings.
+Targets with invalid pixels, which Hugging Face does not have, are matched and compared by `set_prediction`.
 
 Letters: B images, N queries of an image, L predictions (one per decoder layer, and one before the first), C classes,
 D channels, M matched pairs, K instances of an image, h × w the map, H × W the padded input.
@@ -43,7 +42,7 @@ _WHOLE = (1.0, 1.0)  # points are drawn from the whole padded image, as Hugging 
 
 @dataclass(frozen=True)
 class HFOutputs(SetOutputs):
-    """What all decoder layers predict, the last one last.
+    """What all decoder layers predict, from first to last.
 
     Attributes:
         masks: L of (B, N, h, w) mask logits, which Hugging Face's forward computes in any case.
@@ -58,7 +57,7 @@ class HFAssignment(Assignment):
 
     Attributes:
         targets: what was matched; layers before the last are matched where `layer_queries` asks for them.
-        all_layers: with invalid pixels, the matching of all layers, which is then ours.
+        all_layers: with invalid pixels, the matching of all layers, computed by `set_prediction`.
     """
 
     targets: tuple[Targets, ...]
@@ -68,14 +67,14 @@ class HFAssignment(Assignment):
 class HFMask2Former(Segmenter[HFOutputs, HFAssignment, Queries]):
     """Hugging Face's `Mask2FormerForUniversalSegmentation` as a `Segmenter`.
 
-    The model inside stays what it is: the same parameters under the same names, saved by
+    The model inside is not changed: it keeps its parameters and their names, and is saved by
     `adapter.model.save_pretrained(folder)`. Weights of the losses and numbers of points are those of its configuration.
 
     Args:
         model: from `from_pretrained`, or made from a configuration.
         num_classes: how many classes the data has; compared with the model's labels.
-        image_mean: of the image processor, for colors in 0..1.
-        image_std: of the image processor.
+        image_mean: mean of the image processor, for colors in 0..1.
+        image_std: standard deviation of the image processor.
         max_detections: most instances that `predict` gives for an image.
         mask_threshold: probability from which on a pixel belongs to a predicted mask.
 
@@ -130,7 +129,7 @@ class HFMask2Former(Segmenter[HFOutputs, HFAssignment, Queries]):
 
     @torch.no_grad()
     def assign(self, outputs: HFOutputs, targets: Sequence[Targets]) -> HFAssignment:
-        """Hugging Face's matching of the last layer; ours of all layers where targets have invalid pixels.
+        """Hugging Face's matching of the last layer; uniquery's of all layers where targets have invalid pixels.
 
         Raises:
             DataError: if a label is none of the model's, or an image has not as many labels as masks.
@@ -181,16 +180,16 @@ class HFMask2Former(Segmenter[HFOutputs, HFAssignment, Queries]):
     def mask_loss(self, logits: Tensor, queries: Queries, targets: Sequence[Targets]) -> Tensor:
         """Cross-entropy and dice on as many points, chosen by the same rule and with the weights of the base.
 
-        Hugging Face's criterion has no invalid pixels, so these points are ours.
+        Hugging Face's criterion has no invalid pixels, so uniquery samples the points.
         """
         return self.criterion.mask_loss(logits, queries, targets)
 
     def losses(self, outputs: HFOutputs, targets: Sequence[Targets], assignment: HFAssignment) -> dict[str, Tensor]:
         """Hugging Face's, by name for the last layer; `loss_auxiliary` is the sum of those of all layers before it.
 
-        Their sum is what `model(...).loss` gives, also to the random numbers: each layer is matched right before its
-        loss, as there. Hugging Face's criterion has no invalid pixels: where targets have some, the losses are ours,
-        with the same formulas, weights and numbers of points.
+        Their sum is what `model(...).loss` gives, including random numbers: each layer is matched right before its
+        loss, as there. Hugging Face's criterion has no invalid pixels: where targets have some, uniquery computes the
+        losses, with the same formulas, weights and numbers of points.
         """
         if assignment.all_layers is not None:
             return self.criterion.losses(outputs, targets, assignment.all_layers, [_WHOLE] * len(targets))

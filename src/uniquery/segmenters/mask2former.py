@@ -40,8 +40,8 @@ from uniquery.segmenters.set_prediction import (
 from uniquery.segmenters.settings import SegmenterSettings
 from uniquery.structures import Images, Instances, PixelMap, Queries, Targets, at_least_float32
 
-STRIDE = 4
-LEVELS = (32, 16, 8)  # strides of the tokens, in the order that decoder layers read them
+MASK_STRIDE = 4
+LEVEL_STRIDES = (32, 16, 8)  # strides of the tokens, in the order that decoder layers read them
 
 
 class Mask2FormerConfig(SegmenterSettings):
@@ -49,8 +49,8 @@ class Mask2FormerConfig(SegmenterSettings):
 
     name: Literal["mask2former"] = "mask2former"
     queries: int = Field(100, gt=0, description="most instances that an image can have")
-    channels: int = Field(256, gt=0, multiple_of=32, description="of tokens, queries and pixel embeddings")
-    heads: int = Field(8, gt=0, description="of every attention; divides the channels")
+    channels: int = Field(256, gt=0, multiple_of=32, description="channels of tokens, queries and pixel embeddings")
+    heads: int = Field(8, gt=0, description="attention heads; must divide the channels")
     encoder_layers: int = Field(6, ge=1, description="deformable layers of the pixel decoder")
     encoder_width: int = Field(1024, gt=0, description="hidden channels of their feed-forward network")
     decoder_layers: int = Field(9, ge=1, description="masked layers; they read strides 32, 16, 8 in turn")
@@ -58,11 +58,11 @@ class Mask2FormerConfig(SegmenterSettings):
     attend_padding: bool = Field(
         False, description="True: padding counts as image, as in the original; for published weights"
     )
-    class_weight: float = Field(2.0, ge=0, description="of the class loss, also in matching")
-    mask_weight: float = Field(5.0, ge=0, description="of the masks' cross-entropy, also in matching")
-    dice_weight: float = Field(5.0, ge=0, description="of the dice loss, also in matching")
-    no_object_weight: float = Field(0.1, gt=0, description="in the class loss, of queries that own nothing")
-    points: int = Field(12544, gt=0, description="that a mask is compared on")
+    class_weight: float = Field(2.0, ge=0, description="weight of the class loss, also in matching")
+    mask_weight: float = Field(5.0, ge=0, description="weight of the masks' cross-entropy, also in matching")
+    dice_weight: float = Field(5.0, ge=0, description="weight of the dice loss, also in matching")
+    no_object_weight: float = Field(0.1, gt=0, description="class weight of no object, in the class loss")
+    points: int = Field(12544, gt=0, description="points per mask for loss and matching")
     oversample: float = Field(3.0, ge=1, description="candidates for each point")
     importance: float = Field(0.75, ge=0, le=1, description="share of points that are the most uncertain candidates")
     object_threshold: float = Field(0.8, ge=0, le=1, description="panoptic: least class score of a segment")
@@ -112,7 +112,7 @@ class Mask2Former(Segmenter[SetOutputs, SetAssignment, Queries]):
         features = self.backbone(self.normalize(images))  # stride → (B, channels, h, w)
         levels, embeddings = self.pixel_decoder(features, sizes)  # 3 × (B, D, h, w), (B, D, h, w)
         logits, queries = self.decoder(levels, embeddings, sizes)  # (L, B, N, C + 1), (L, B, N, D)
-        return SetOutputs(PixelMap(embeddings, STRIDE), logits=logits, embeddings=queries, sizes=images.sizes)
+        return SetOutputs(PixelMap(embeddings, MASK_STRIDE), logits=logits, embeddings=queries, sizes=images.sizes)
 
     @torch.no_grad()
     def assign(self, outputs: SetOutputs, targets: Sequence[Targets]) -> SetAssignment:
@@ -120,11 +120,11 @@ class Mask2Former(Segmenter[SetOutputs, SetAssignment, Queries]):
         return match_layers(costs, targets, self.num_classes)
 
     def _extents(self, outputs: SetOutputs) -> list[tuple[float, float]]:
-        """Of each image, the shares of the padded height and width that points are drawn from: the image itself."""
+        """Valid (height, width) of each image as fractions of the padded image."""
         if self.config.attend_padding:
             return [(1.0, 1.0)] * len(outputs.sizes)
         rows, columns = outputs.pixels.embeddings.shape[-2:]
-        return [(height / (rows * STRIDE), width / (columns * STRIDE)) for height, width in outputs.sizes]
+        return [(height / (rows * MASK_STRIDE), width / (columns * MASK_STRIDE)) for height, width in outputs.sizes]
 
     def queries(self, outputs: SetOutputs, assignment: SetAssignment) -> Queries:
         return queries_with_targets(outputs.embeddings[-1], assignment.image, assignment.query, assignment.target)
@@ -164,15 +164,15 @@ class Mask2Former(Segmenter[SetOutputs, SetAssignment, Queries]):
         valid = outputs.sizes[i]
         pixels = at_least_float32(outputs.pixels.embeddings[i])
         if not self.config.attend_padding:
-            pixels = pixels[:, : -(-valid[0] // STRIDE), : -(-valid[1] // STRIDE)]
+            pixels = pixels[:, : -(-valid[0] // MASK_STRIDE), : -(-valid[1] // MASK_STRIDE)]
         logits = (outputs.embeddings[-1, i, query].to(pixels.dtype) @ pixels.flatten(1)).unflatten(1, pixels.shape[1:])
-        return logits, resize_matrices((logits.shape[1], logits.shape[2]), STRIDE, valid, size)
+        return logits, resize_matrices((logits.shape[1], logits.shape[2]), MASK_STRIDE, valid, size)
 
     @torch.no_grad()
     def predict_panoptic(
         self, outputs: SetOutputs, sizes: Sequence[tuple[int, int]], is_thing: Sequence[bool]
     ) -> list[PanopticSegments]:
-        """Segments of things and stuff of each image, at the given (height, width); `is_thing` is of each class."""
+        """Segments of things and stuff of each image, at the given (height, width); `is_thing`: one bool per class."""
         results = []
         for i, size in enumerate(sizes):
             scores, labels = at_least_float32(outputs.logits[-1, i]).softmax(dim=1).max(1)
@@ -197,13 +197,14 @@ class PixelDecoder(nn.Module):
     def __init__(self, channels: dict[int, int], config: Mask2FormerConfig) -> None:
         super().__init__()
         d = config.channels
-        self.projections = nn.ModuleList(nn.Conv2d(channels[stride], d, 1) for stride in LEVELS)
-        self.norms = nn.ModuleList(GroupNorm(d) for _ in LEVELS)
-        self.level_embedding = nn.Parameter(torch.randn(len(LEVELS), d))
+        self.projections = nn.ModuleList(nn.Conv2d(channels[stride], d, 1) for stride in LEVEL_STRIDES)
+        self.norms = nn.ModuleList(GroupNorm(d) for _ in LEVEL_STRIDES)
+        self.level_embedding = nn.Parameter(torch.randn(len(LEVEL_STRIDES), d))
         self.layers = nn.ModuleList(
-            DeformableLayer(d, config.heads, len(LEVELS), config.encoder_width) for _ in range(config.encoder_layers)
+            DeformableLayer(d, config.heads, len(LEVEL_STRIDES), config.encoder_width)
+            for _ in range(config.encoder_layers)
         )
-        self.lateral, self.lateral_norm = nn.Conv2d(channels[STRIDE], d, 1, bias=False), GroupNorm(d)
+        self.lateral, self.lateral_norm = nn.Conv2d(channels[MASK_STRIDE], d, 1, bias=False), GroupNorm(d)
         self.merge, self.merge_norm = nn.Conv2d(d, d, 3, padding=1, bias=False), GroupNorm(d)
         self.embed = nn.Conv2d(d, d, 1)
         for module in self.projections:
@@ -218,25 +219,26 @@ class PixelDecoder(nn.Module):
         valid = {stride: valid_cells(sizes, stride, x) for stride, x in features.items()}
         maps = [
             norm(project(features[stride]), valid[stride])
-            for stride, project, norm in zip(LEVELS, self.projections, self.norms, strict=True)
+            for stride, project, norm in zip(LEVEL_STRIDES, self.projections, self.norms, strict=True)
         ]
         shapes = [(x.shape[2], x.shape[3]) for x in maps]
         tokens = torch.cat([x.flatten(2).mT for x in maps], dim=1)  # (B, S, D)
         positions = torch.cat(
-            [_positions(x, s, sizes) + e for s, x, e in zip(LEVELS, maps, self.level_embedding, strict=True)], dim=1
+            [_positions(x, s, sizes) + e for s, x, e in zip(LEVEL_STRIDES, maps, self.level_embedding, strict=True)],
+            dim=1,
         )
         centers = token_centers(shapes, tokens.device, at_least_float32(tokens).dtype)
-        inside = valid_tokens([valid[stride] for stride in LEVELS], maps)
+        inside = valid_tokens([valid[stride] for stride in LEVEL_STRIDES], maps)
         for layer in self.layers:
             tokens = layer(tokens, positions, centers, shapes, inside)
         levels = [
             x.mT.unflatten(2, shape)
             for x, shape in zip(tokens.split([h * w for h, w in shapes], dim=1), shapes, strict=True)
         ]
-        fine = self.lateral_norm(self.lateral(features[STRIDE]), valid[STRIDE])
-        fine = fine + upsample(levels[-1], fine.shape[-2:], valid[LEVELS[-1]])
-        fine = F.relu_(self.merge_norm(self.merge(without_padding(fine, valid[STRIDE])), valid[STRIDE]))
-        return levels, without_padding(self.embed(fine), valid[STRIDE])
+        fine = self.lateral_norm(self.lateral(features[MASK_STRIDE]), valid[MASK_STRIDE])
+        fine = fine + upsample(levels[-1], fine.shape[-2:], valid[LEVEL_STRIDES[-1]])
+        fine = F.relu_(self.merge_norm(self.merge(without_padding(fine, valid[MASK_STRIDE])), valid[MASK_STRIDE]))
+        return levels, without_padding(self.embed(fine), valid[MASK_STRIDE])
 
 
 class MaskedDecoder(nn.Module):
@@ -247,7 +249,7 @@ class MaskedDecoder(nn.Module):
         d = config.channels
         self.query_features = nn.Parameter(torch.randn(config.queries, d))
         self.query_positions = nn.Parameter(torch.randn(config.queries, d))
-        self.level_embedding = nn.Parameter(torch.randn(len(LEVELS), d))
+        self.level_embedding = nn.Parameter(torch.randn(len(LEVEL_STRIDES), d))
         self.cross_attention = nn.ModuleList(Attention(d, config.heads) for _ in range(config.decoder_layers))
         self.self_attention = nn.ModuleList(Attention(d, config.heads) for _ in range(config.decoder_layers))
         self.feed_forward = nn.ModuleList(FeedForward(d, config.decoder_width) for _ in range(config.decoder_layers))
@@ -260,10 +262,10 @@ class MaskedDecoder(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Maps (B, D, h, w) and pixel embeddings, to (L, B, N, C + 1) class logits and (L, B, N, D) mask embeddings."""
         values = [x.flatten(2).mT + e for x, e in zip(levels, self.level_embedding, strict=True)]  # (B, S, D)
-        keys = [v + _positions(x, s, sizes) for v, s, x in zip(values, LEVELS, levels, strict=True)]
-        inside = [valid_tokens([valid_cells(sizes, s, x)], [x]) for s, x in zip(LEVELS, levels, strict=True)]
+        keys = [v + _positions(x, s, sizes) for v, s, x in zip(values, LEVEL_STRIDES, levels, strict=True)]
+        inside = [valid_tokens([valid_cells(sizes, s, x)], [x]) for s, x in zip(LEVEL_STRIDES, levels, strict=True)]
         # A coarse token at the border may be interpolated from padding alone, where every mask logit is 0.
-        extended = repeat_border(embeddings.detach(), sizes, STRIDE)
+        extended = repeat_border(embeddings.detach(), sizes, MASK_STRIDE)
         resized = [
             F.interpolate(extended, size=x.shape[-2:], mode="bilinear", align_corners=False).flatten(2) for x in levels
         ]  # (B, D, S): the mask of a query at a level's size is its product with these
@@ -273,7 +275,7 @@ class MaskedDecoder(nn.Module):
         for i, (cross_attention, self_attention, feed_forward) in enumerate(
             zip(self.cross_attention, self.self_attention, self.feed_forward, strict=True)
         ):
-            k = i % len(LEVELS)
+            k = i % len(LEVEL_STRIDES)
             attend = attention_mask(masks[-1].detach() @ resized[k], inside[k])
             queries = cross_attention(queries, self.query_positions, keys[k], values[k], attend)
             queries = self_attention(queries, self.query_positions, queries + self.query_positions, queries)
@@ -287,7 +289,7 @@ def attention_mask(logits: Tensor, valid: Tensor | None) -> Tensor:
     """(B, N, S) bool: the tokens inside a query's mask, or all tokens if its mask is empty; never padding.
 
     Args:
-        logits: (B, N, S) of the masks.
+        logits: (B, N, S) mask logits.
         valid: (B, S) bool, false for padding; None if all is valid.
 
     >>> attention_mask(torch.tensor([[[1.0, -1.0], [-1.0, -1.0]]]), None).tolist()

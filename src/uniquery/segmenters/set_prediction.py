@@ -1,4 +1,4 @@
-"""What segmenters share that predict a set of queries (Mask2Former and its Hugging Face adapter, SparseInst, SOLQ).
+"""Functions for segmenters that predict a set of queries (Mask2Former and its Hugging Face adapter).
 
 Letters: B images, N queries of an image, L predictions (one per decoder layer, and one before the first), C classes,
 D channels, M matched pairs, R matched queries of one image, K instances of an image, P points, h × w the map.
@@ -30,12 +30,12 @@ from uniquery.structures import (
     rows_by_image,
 )
 
-Extents = Sequence[tuple[float, float]]  # of each image: the shares of the padded height and width that points cover
+Extents = Sequence[tuple[float, float]]  # valid (height, width) of each image as fractions of the padded image
 
 
 @dataclass(frozen=True)
 class SetOutputs(Outputs):
-    """What all decoder layers predict, the last one last.
+    """What all decoder layers predict, from first to last.
 
     Attributes:
         logits: (L, B, N, C + 1) class logits, the last class is no object.
@@ -67,10 +67,10 @@ class PointCriterion:
 
     Attributes:
         sampling: how many points, and which.
-        class_weight: of the class loss, also in matching.
-        mask_weight: of the masks' cross-entropy, also in matching.
-        dice_weight: of the dice loss, also in matching.
-        label_weights: (C + 1) in the class loss, of queries that own each class and of those that own nothing.
+        class_weight: weight of the class loss, also in matching.
+        mask_weight: weight of the masks' cross-entropy, also in matching.
+        dice_weight: weight of the dice loss, also in matching.
+        label_weights: C + 1 class weights, the last for no object.
     """
 
     sampling: PointSampling
@@ -85,7 +85,7 @@ class PointCriterion:
         return len(self.label_weights) - 1
 
     def costs(self, outputs: SetOutputs, targets: Sequence[Targets], extents: Extents) -> list[Tensor]:
-        """(L, N, K) of each image: what it costs each query of a layer to own each instance."""
+        """(L, N, K) matching cost matrix of each image: the cost of each layer's queries for each instance."""
         return [self._image_costs(outputs, i, *each) for i, each in enumerate(zip(targets, extents, strict=True))]
 
     def _image_costs(self, outputs: SetOutputs, i: int, target: Targets, extent: tuple[float, float]) -> Tensor:
@@ -140,14 +140,14 @@ class PointCriterion:
     ) -> Tensor:
         """(2, L): cross-entropy and dice of the masks at sampled points, summed over matched queries, per instance."""
         count = loss_normalizer(at_least_float32(outputs.logits).new_tensor(sum(len(t) for t in targets)))
-        if not len(assignment):  # every parameter takes part, whatever the batch
+        if not len(assignment):  # keeps all parameters in the graph, for DDP
             return (outputs.pixels.embeddings.sum() + outputs.embeddings.sum()).mul(0).expand(2, len(outputs.logits))
         layer = torch.arange(len(outputs.logits), device=assignment.image.device)[:, None]
         total: Tensor | float = 0.0
         maps = outputs.pixels.embeddings.unbind()
         for i, rows in enumerate(rows_by_image(assignment.image, len(targets))[1]):
             if len(rows):
-                points = draw_points(self.sampling.candidates, extents[i], maps[i])
+                points = draw_points(self.sampling.num_candidates, extents[i], maps[i])
                 sampled = PointTargets.sampled(targets[i], points)
                 queries = outputs.embeddings[layer, i, assignment.layer_query[rows].T]  # (L, R, D)
                 logits = sample_products(queries, maps[i], points)
@@ -161,7 +161,7 @@ class PointCriterion:
         total = logits.sum() * 0
         for target, rows in zip(targets, rows_by_image(queries.image, len(targets))[1], strict=True):
             if len(rows):
-                points = draw_points(self.sampling.candidates, (1.0, 1.0), logits)
+                points = draw_points(self.sampling.num_candidates, (1.0, 1.0), logits)
                 sampled = PointTargets.sampled(target, points)
                 at_points = sample_map(logits[rows], points).T  # (R, P)
                 total = total + self._weigh(point_losses(at_points, queries.target[rows], sampled, self.sampling)).sum()
@@ -177,9 +177,9 @@ def match_layers(costs: Sequence[Tensor], targets: Sequence[Targets], num_classe
     """Hungarian matching of every layer and image, with one transfer from the GPU.
 
     Args:
-        costs: (L, N, K) of each image.
-        targets: of each image.
-        num_classes: of the model.
+        costs: (L, N, K) matching costs of each image.
+        targets: ground truth of each image.
+        num_classes: number of classes of the model.
 
     Raises:
         DataError: a label is none of the model's.
@@ -233,7 +233,7 @@ def queries_with_targets(embeddings: Tensor, image: Tensor, query: Tensor, targe
 
     Args:
         embeddings: (B, N, D).
-        image: (M,) of each matched pair.
+        image: (M,) index in the batch.
         query: (M,) index in 0..N.
         target: (M,) index in the image's targets.
     """

@@ -32,9 +32,9 @@ from uniquery.segmenters.grid import (
     MASK_STRIDE,
     assign_cells,
     cell_centers,
-    cell_labels,
     coordinates,
     paste_instances,
+    positive_cells,
     quarter_masks,
     quarter_valid,
     score_candidates,
@@ -52,7 +52,7 @@ from uniquery.structures import (
     index_in_batch,
 )
 
-LEVEL_STRIDES = (8, 8, 16, 32, 32)  # of the features that each level's grid is resized from
+LEVEL_STRIDES = (8, 8, 16, 32, 32)  # strides of the features that each level's grid is resized from
 MASK_WEIGHT = 3.0
 
 
@@ -60,11 +60,11 @@ class SOLOv2Config(SegmenterSettings):
     """Settings of SOLOv2; the defaults are the original's."""
 
     name: Literal["solov2"] = "solov2"
-    channels: int = Field(256, gt=0, multiple_of=32, description="of the pyramid")
-    head_channels: int = Field(512, gt=0, multiple_of=32, description="of the two head towers")
+    channels: int = Field(256, gt=0, multiple_of=32, description="FPN channels")
+    head_channels: int = Field(512, gt=0, multiple_of=32, description="channels of the two head towers")
     head_convs: int = Field(4, ge=1, description="convolutions of each head tower")
-    mask_channels: int = Field(128, gt=0, multiple_of=32, description="of the mask head")
-    kernel_channels: int = Field(256, gt=0, multiple_of=32, description="of a kernel and of the pixel embeddings")
+    mask_channels: int = Field(128, gt=0, multiple_of=32, description="channels of the mask head")
+    kernel_channels: int = Field(256, gt=0, multiple_of=32, description="channels of kernels and pixel embeddings")
     grids: tuple[Annotated[int, Field(gt=0)], ...] = Field(
         (40, 36, 24, 16, 12), min_length=1, max_length=5, description="cells along a side of each level's grid"
     )
@@ -73,13 +73,13 @@ class SOLOv2Config(SegmenterSettings):
         description="smallest and largest √(box area) in pixels of the instances of each level; they may overlap",
     )
     center_fraction: float = Field(
-        0.2, ge=0, le=1, description="share of the box, around the centroid, whose cells own it"
+        0.2, ge=0, le=1, description="fraction of the box around the centroid whose cells are positive"
     )
     max_queries: int = Field(10_000, gt=0, description="positives that decode a mask in a training step")
-    score_threshold: float = Field(0.1, ge=0, le=1, description="of the class, before anything else")
-    candidates: int = Field(500, gt=0, description="before suppression")
+    score_threshold: float = Field(0.1, ge=0, le=1, description="smallest class score before NMS")
+    candidates: int = Field(500, gt=0, description="most candidates before NMS")
     nms_sigma: float = Field(2.0, gt=0, description="how sharply overlap lowers a score")
-    final_threshold: float = Field(0.05, ge=0, le=1, description="of the score that suppression leaves")
+    final_threshold: float = Field(0.05, ge=0, le=1, description="smallest score after matrix NMS")
 
     @property
     def memory_advice(self) -> str:
@@ -119,7 +119,7 @@ class SOLOv2Outputs(Outputs):
 
 
 class SOLOv2(Segmenter[SOLOv2Outputs, Assignment, Queries]):
-    """Each cell of a grid classifies the instance centered on it, and predicts the kernel that finds its pixels."""
+    """Each cell of a grid classifies the instance centered on it, and predicts the 1×1 kernel of its mask."""
 
     dot_product_scale = 1.0
 
@@ -180,7 +180,7 @@ class SOLOv2(Segmenter[SOLOv2Outputs, Assignment, Queries]):
         return MASK_WEIGHT * dice(probabilities, masks, eps=2e-3).sum() / count
 
     def losses(self, outputs: SOLOv2Outputs, targets: Sequence[Targets], assignment: Assignment) -> dict[str, Tensor]:
-        image, cells, labels = cell_labels(assignment, targets, outputs.logits.shape[1])
+        image, cells, labels = positive_cells(assignment, targets, outputs.logits.shape[1])
         is_class = torch.zeros_like(outputs.logits)
         is_class[image, cells, labels] = 1
         class_losses = sigmoid_focal(at_least_float32(outputs.logits), is_class)

@@ -62,7 +62,7 @@ class OptimConfig(Settings):
     )
     backbone_lr_factor: float = Field(1.0, ge=0)
     layers: dict[str, LayerConfig] = Field(
-        {}, description="by the beginning of a parameter's name, or of its name inside a module"
+        {}, description="settings by the beginning of a parameter's name, or of its name inside a module"
     )
     clip_norm: float | None = Field(None, gt=0, description="largest gradient norm; None: no clipping")
 
@@ -85,7 +85,7 @@ class TrainConfig(Settings):
 
     epochs: float | None = Field(None, gt=0, description="passes over the data; or give steps")
     steps: int | None = Field(None, gt=0, description="optimizer steps; or give epochs")
-    batch_size: int = Field(16, gt=0, description="images of one forward in each process")
+    batch_size: int = Field(16, gt=0, description="images per process and accumulation step, paired views included")
     accumulate: int = Field(1, gt=0, description="forwards per optimizer step")
     precision: Literal["float32", "bfloat16"] = "float32"
     ema: float | None = Field(

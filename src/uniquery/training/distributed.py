@@ -64,7 +64,7 @@ def restart_safe_store(store: Store, rank: int, count: int) -> Store:
         store.set("uniquery/first", own_id)
         for other in range(1, count):
             other_id = store.get(f"{own_id}/{other}").decode()
-            store.set(f"{own_id}/{other_id}", "welcome")
+            store.set(f"{own_id}/{other_id}", "confirmed")
         return PrefixStore(own_id, store)
     while True:
         first_id = store.get("uniquery/first").decode()

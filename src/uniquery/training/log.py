@@ -32,11 +32,11 @@ class TrainLine(_Line):
     Attributes:
         step: steps so far.
         images: images so far.
-        losses: mean of each term; a `total` among them counts as their sum.
+        losses: mean of each term; if a key `total` exists it is used instead of the sum.
         lr: learning rate.
         grad_norm: norm of the gradient before clipping.
         seconds: mean seconds of each phase of a step.
-        querying: what the algorithm reports: memory fill and age, response to other images.
+        querying: what the method reports: memory fill and age, response to other images.
     """
 
     kind: Literal["train"] = "train"

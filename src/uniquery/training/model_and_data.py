@@ -23,7 +23,7 @@ class ModelAndData:
     """A model and the data to measure it on.
 
     Attributes:
-        model: in evaluation mode.
+        model: the segmenter in evaluation mode.
         info: its settings and its classes.
         data: the given data, or the validation data of the model's run.
         max_detections: how many detections its run scores per image and category, or COCO's number.

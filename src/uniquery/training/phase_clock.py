@@ -41,7 +41,7 @@ class PhaseClock:
             self._seconds[phase] += time.perf_counter() - start_time
 
     def pop_means(self) -> dict[str, float]:
-        """Mean seconds of each phase of a step since the last call; starts anew."""
+        """Mean seconds of each phase of a step since the last call; resets the clock."""
         if self._events:
             torch.cuda.synchronize()
             for phase, start, end in self._events:

@@ -16,9 +16,10 @@ from uniquery.training.step import StepResult
 
 
 class Savepoint:
-    """A copy of everything that the forwards of a step change, so that the step can be rolled back before its update.
+    """A copy in memory, not a checkpoint: it undoes the forwards of one step, before the update of the weights.
 
-    That is the statistics of normalization layers and the new pixels in the memory; weights change in the update only.
+    It holds what forwards change: statistics of normalization layers, and the pixels that were overwritten in the
+    memory.
 
     Args:
         run: the training run.

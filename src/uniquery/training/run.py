@@ -34,10 +34,10 @@ class TrainingRun:
         model: the segmenter.
         objective: the training objective around the model.
         ddp: the objective in DistributedDataParallel; the objective itself with one process.
-        optimizer: of the model's parameters.
+        optimizer: optimizer of the model's parameters.
         ema: moving average of the weights, if there is one.
         steps: how many steps to train.
-        device: of the model.
+        device: device of the model.
         step: how many steps were trained so far.
         eval_step: the step of the last evaluation.
         best: the highest metric so far.

@@ -38,7 +38,7 @@ class StepResult:
     local_loss: Tensor
 
     def is_finite(self) -> bool:
-        """Whether every loss and the gradient norm are finite; the only place of a step that waits for the GPU."""
+        """Whether every loss and the gradient norm are finite. Synchronizes with the GPU."""
         return bool(torch.stack([self.grad_norm, *self.losses.values()]).isfinite().all())
 
     def non_finite_images(self) -> list[int]:

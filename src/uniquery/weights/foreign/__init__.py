@@ -14,7 +14,7 @@ from uniquery.weights.foreign.mask2former import (
 
 StateDict = Mapping[str, Tensor]
 
-_FAMILIES: tuple[tuple[Callable[[StateDict], bool], Callable[[StateDict], dict[str, Tensor]]], ...] = (
+_FORMATS: tuple[tuple[Callable[[StateDict], bool], Callable[[StateDict], dict[str, Tensor]]], ...] = (
     (is_condinst, condinst_names),
     (is_solov2, solov2_names),
     (is_mask2former, mask2former_names),
@@ -24,7 +24,7 @@ _FAMILIES: tuple[tuple[Callable[[StateDict], bool], Callable[[StateDict], dict[s
 
 def to_uniquery_names(foreign: StateDict) -> dict[str, Tensor]:
     """A state dict of another project with our keys; unchanged if the project is not known."""
-    for is_family, rename in _FAMILIES:
-        if is_family(foreign):
+    for is_format, rename in _FORMATS:
+        if is_format(foreign):
             return rename(foreign)
     return dict(foreign)

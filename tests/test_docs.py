@@ -1,7 +1,7 @@
 """The code and the commands of README.md and docs/ work.
 
 The Python blocks of one file run one after another, as one program, in a folder that holds what they speak of:
-`runs/cells`, `photo.jpg`, `photos/`, `images/`, `train.json`, `val.json`. A block that cannot run is marked by a comment
+`runs/cells`, `photo.jpg`, `photos/`, `images/`, `train.json`, `val.json`. A block that cannot run has a comment
 in the line above it: `<!-- not run: reason -->`.
 """
 

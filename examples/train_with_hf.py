@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, float]]:
         args.annotations, args.images = drawn.annotations("train"), drawn.images("train")
     data = CocoData(args.annotations, args.images)
     batches = StepBatchSampler(len(data), args.scenes, seed=0, last_step=args.steps)
-    loader = DataLoader(TrainingSamples(data, steps=[], seed=0), batch_sampler=batches, collate_fn=collate)
+    loader = DataLoader(TrainingSamples(data, augmentations=[], seed=0), batch_sampler=batches, collate_fn=collate)
 
     model = load(args.model, data.classes)
     segmenter = HFMask2Former(model, num_classes=len(data.classes))

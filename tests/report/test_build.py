@@ -54,3 +54,14 @@ def test_data_that_is_gone_is_a_warning(copy):
 def test_a_folder_without_a_run(tmp_path):
     with pytest.raises(UserError, match=r"metrics\.jsonl"):
         build_report([tmp_path])
+
+
+def test_a_run_of_another_version_has_a_page_without_pictures(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "older")
+    text = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(text + "long_gone: 3\n")
+    warnings = []
+    assert build_report([copy], warn=warnings.append).is_file()
+    assert len(warnings) == 1
+    assert "no pictures" in warnings[0]
+    assert "long_gone: no such key" in warnings[0]

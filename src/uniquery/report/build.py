@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from uniquery.data.coco import CocoData
-from uniquery.errors import DataError
+from uniquery.errors import UserError
 from uniquery.report.drawings import LabeledMask
 from uniquery.report.page import Example, render, write_report
 from uniquery.report.runs import load_run
@@ -49,7 +49,7 @@ def read_examples(folder: Path, *, warn: Callable[[str], object] = warnings.warn
         return []
     try:
         return _examples(run.read_config(), run.read_predictions())
-    except (DataError, ValueError, KeyError) as error:  # the data or the predictions have changed since
+    except (UserError, ValueError, KeyError) as error:  # data, predictions or the version have changed since
         warn(f"The report of {folder} has no pictures: {error}")
         return []
 

@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Literal
 
 import numpy as np
@@ -23,6 +24,8 @@ from uniquery.settings import Settings
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Window = tuple[slice, slice]
 """Rows and columns."""
+LoadOther = Callable[[], "Sample"]
+"""Another sample, already augmented."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,28 @@ class Color(Augmentation):
         return replace(sample, image=image.round().clamp(0, 255).to(torch.uint8))
 
 
+class CopyPaste(Augmentation):
+    """Pastes instances of another training image (Ghiasi et al., CVPR 2021).
+
+    The other image first goes through the augmentations that stand before this one in the list. What the pasted
+    instances cover is removed from the masks below.
+    """
+
+    op: Literal["copy_paste"] = "copy_paste"
+    p: float = Field(0.5, ge=0, le=1, description="probability that an image gets instances of another one")
+    max_instances: int | None = Field(None, gt=0, description="most instances that are pasted; None: any number")
+
+    def __call__(self, sample: Sample, rng: np.random.Generator, load_other: LoadOther | None = None) -> Sample:
+        if rng.random() >= self.p or load_other is None:
+            return sample
+        other = load_other().without_empty()
+        if not len(other.labels):
+            return sample
+        limit = min(len(other.labels), self.max_instances or len(other.labels))
+        chosen = rng.permutation(len(other.labels))[: rng.integers(1, limit + 1)]
+        return paste(sample, other, torch.from_numpy(chosen))
+
+
 class TestSize(Settings):
     """How images are resized for evaluation and prediction."""
 
@@ -185,14 +210,61 @@ class TestSize(Settings):
     longest: int = Field(1333, gt=0, description="limit of the long side")
 
 
-AnyAugmentation = Annotated[ShortSide | Flip | Transpose | Crop | ScaleJitter | Color, Field(discriminator="op")]
+AnyAugmentation = Annotated[
+    ShortSide | Flip | Transpose | Crop | ScaleJitter | Color | CopyPaste, Field(discriminator="op")
+]
 
 
-def augment(sample: Sample, augmentations: Sequence[Augmentation], rng: np.random.Generator) -> Sample:
-    """Applies the augmentations in order; instances without a pixel left are dropped."""
-    for augmentation in augmentations:
-        sample = augmentation(sample, rng)
+def augment(
+    sample: Sample,
+    augmentations: Sequence[Augmentation],
+    rng: np.random.Generator,
+    load: Callable[[np.random.Generator], Sample] | None = None,
+) -> Sample:
+    """Applies the augmentations in order; instances without a pixel left are dropped.
+
+    Args:
+        sample: the image and its instances.
+        augmentations: in order.
+        rng: what they draw from.
+        load: gives a random sample of the data set, for copy-paste; None: copy-paste does nothing.
+    """
+    for index, augmentation in enumerate(augmentations):
+        if isinstance(augmentation, CopyPaste):
+            other = None if load is None else partial(_augmented_other, load, augmentations[:index], rng)
+            sample = augmentation(sample, rng, other)
+        else:
+            sample = augmentation(sample, rng)
     return sample.without_empty()
+
+
+def _augmented_other(
+    load: Callable[[np.random.Generator], Sample], augmentations: Sequence[Augmentation], rng: np.random.Generator
+) -> Sample:
+    return augment(load(rng), augmentations, rng, load)
+
+
+def paste(sample: Sample, other: Sample, chosen: Tensor) -> Sample:
+    """The chosen instances of another sample over this one, top left aligned; what lies outside is cut off."""
+    height, width = sample.size
+    other = other.with_pixels(other.image[:, :height, :width], lambda masks: masks[:, :height, :width])
+    other = pad(other, height, width)
+    masks, labels = other.masks[chosen], other.labels[chosen]
+    covered = masks.any(0).bool()  # (H, W)
+    things = None
+    if sample.things is not None or other.things is not None:
+        things = torch.cat([_things(sample), _things(other)[chosen]])
+    return Sample(
+        image=torch.where(covered, other.image, sample.image),
+        masks=torch.cat([sample.masks * ~covered, masks]),
+        labels=torch.cat([sample.labels, labels]),
+        valid=None if sample.valid is None else (sample.valid.bool() | covered).to(sample.valid.dtype),
+        things=things,
+    )
+
+
+def _things(sample: Sample) -> Tensor:
+    return torch.ones_like(sample.labels, dtype=torch.bool) if sample.things is None else sample.things
 
 
 def image_only(image: npt.NDArray[np.uint8]) -> Sample:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from traceback import clear_frames
 
 import numpy as np
@@ -65,9 +66,15 @@ class TrainingSamples(torch_data.Dataset["LoadedSample | DataError"]):
         rng = np.random.default_rng([self.seed, epoch, index])
         try:
             sample = self.data.load(index)
+            augmented = augment(sample, self.augmentations, rng, partial(load_random, self.data))
         except DataError as error:
             return error
-        return LoadedSample(augment(sample, self.augmentations, rng), int(self.data.image_ids[index]), sample.size)
+        return LoadedSample(augmented, int(self.data.image_ids[index]), sample.size)
+
+
+def load_random(data: Dataset, rng: np.random.Generator) -> Sample:
+    """A random image of a data set, and its instances."""
+    return data.load(int(rng.integers(len(data))))
 
 
 class EvaluationSamples(torch_data.Dataset["LoadedSample | DataError"]):

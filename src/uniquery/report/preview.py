@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from uniquery.data.augment import Augmentation, Sample, augment
+from uniquery.data.batch import load_random
 from uniquery.data.dataset import Dataset
 from uniquery.masks import rle
 from uniquery.report.drawings import LabeledMask, grid, overlay
@@ -27,7 +29,8 @@ def preview_picture(data: Dataset, augmentations: Sequence[Augmentation], seed: 
         pictures.append(sample_picture(sample, data.classes))
         titles.append(data.path(index).name)
         for epoch in range(EPOCHS):
-            augmented = augment(sample, augmentations, np.random.default_rng([seed, epoch, index]))
+            rng = np.random.default_rng([seed, epoch, index])
+            augmented = augment(sample, augmentations, rng, partial(load_random, data))
             pictures.append(sample_picture(augmented, data.classes))
             titles.append(f"epoch {epoch}: {augmented.size[1]} x {augmented.size[0]}")
     return grid(pictures, 1 + EPOCHS, titles)

@@ -1,6 +1,6 @@
 """Diagnosis of scenes and segmenters whose answers are known."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -86,21 +86,28 @@ class Toy(Segmenter[ToyOutputs, Assignment, Queries]):
         raise NotImplementedError
 
 
-def pixels_of(values, image_id):
+def pixels_of(values, image_id, locations=None, labels=None):
     count = len(values)
     ids = torch.full((count,), image_id)
-    return InstancePixels(values[:, None], torch.zeros(count, 2), ids, ids * 0, ids == ids)
+    at = torch.zeros(count, 2) if locations is None else torch.tensor(locations).float()
+    return InstancePixels(values[:, None], at, ids, ids * 0 if labels is None else torch.tensor(labels), ids == ids)
 
 
-def scene(queries, own, pixels, image_id):
-    """What a scene needs for its responses: one-channel queries and pixels, so that a logit is their product."""
+def scene(queries, own, pixels, image_id, locations=None, labels=None):
+    """What a scene needs for its responses: one-channel queries and pixels, so that a logit is their product.
+
+    Its one instance, of class 0, covers the left half of 32 × 32 pixels.
+    """
     nowhere = torch.zeros(len(queries), dtype=torch.int64)
+    masks = torch.zeros(1, 32, 32, dtype=torch.bool)
+    masks[:, :, :16] = True
+    targets = Targets(torch.zeros(1, dtype=torch.int64), mask_boxes(masks), masks, image_id)
     return ProbedImage(
-        batch=None,
+        batch=Batch(Images(torch.zeros(1, 3, 32, 32), ((32, 32),)), [targets], [(32, 32)]),
         pixel_map=None,
         queries=Queries(queries[:, None], nowhere, nowhere),
         own_response=own,
-        instance_pixels=pixels_of(pixels, image_id),
+        instance_pixels=pixels_of(pixels, image_id, locations, labels),
         instances=None,
     )
 
@@ -132,6 +139,31 @@ class TestCrossSceneResponse:
         assert found.mean == pytest.approx((98 * 0.25 + 0.75 + 0.95) / 100, rel=1e-6)
         assert found.p99 == pytest.approx(0.75, abs=5e-4)
         assert found.above_half == pytest.approx(0.02)
+
+    def test_inside_and_outside_same_and_other_class(self):
+        """The query's own instance covers x < 16; the last pixel lies outside of its image."""
+        asking = scene(torch.ones(1), torch.ones(1), logit()[:0], 0)
+        locations = [[2, 2], [15, 31], [16, 5], [40, 5]]
+        pixels = logit(0.9, 0.7, 0.3, 0.1)
+        asked = scene(torch.ones(0), torch.ones(0), pixels, 1, locations, labels=[0, 1, 0, 2])
+        response = cross_scene_response(Toy(), [asking, asked])
+        assert (response.inside.pairs, response.outside.pairs) == (2, 2)
+        assert response.inside.mean == pytest.approx(0.8)
+        assert response.outside.mean == pytest.approx(0.2)
+        assert (response.inside.above_half, response.outside.above_half) == (1, 0)
+        assert response.same_class.mean == pytest.approx(0.6)
+        assert response.other_class.mean == pytest.approx(0.4)
+        assert response.instances == 2
+
+    def test_a_group_without_a_pair(self):
+        scenes = [scene(torch.ones(1), torch.ones(1), logit(0.2), image_id) for image_id in (0, 1)]
+        response = cross_scene_response(Toy(), scenes)
+        assert (response.other_class.pairs, response.other_class.mean, response.other_class.above_half) == (
+            0,
+            None,
+            None,
+        )
+        assert response.same_class.pairs == 2
 
     def test_nothing_to_compare(self):
         one = scene(torch.ones(2), torch.ones(2), logit(0.2, 0.9), 0)
@@ -171,7 +203,9 @@ class TestEquivarianceError:
         model.turns = lambda pixels: pixels.flip(3)
         found = equivariance_error(model, scenes, TRANSFORMS["flip"])
         assert found.mask_error == 1
-        assert found.feature_error == pytest.approx(2)  # as much where it is and should not be, as where it is not
+        # Twice the mean square a² / 3 of a third of the columns, relative to their variance a² / 3 · (1 − 1 / 3).
+        assert found.feature_error == pytest.approx(2 / (1 - 1 / 3))
+        assert (found.instances, found.images) == (1, 1)
 
     def test_half_of_it(self):
         """Columns 16–64 mirrored are 32–80: they share 32 of 64 columns. Another scene follows by its symmetry."""
@@ -180,10 +214,25 @@ class TestEquivarianceError:
         model.turns = lambda pixels: pixels.flip(3)
         alone = equivariance_error(model, scenes[:1], TRANSFORMS["flip"])
         assert alone.mask_error == pytest.approx(0.5)
-        assert alone.feature_error == pytest.approx(32 / 48)
+        assert alone.feature_error == pytest.approx(32 / 48 / (1 - 1 / 2))
         both = equivariance_error(model, scenes, TRANSFORMS["flip"])
         assert both.mask_error == pytest.approx(0.25)
-        assert both.feature_error == pytest.approx(16 / 48)
+        assert both.feature_error == pytest.approx(16 / 48 / (1 - 1 / 2))
+        assert (both.instances, both.images) == (2, 2)
+
+    def test_a_constant_added_to_the_features_changes_nothing(self):
+        """The unit is the spread over the image, not the size of the features."""
+        model = Toy()
+        scenes = [read(model, bright(16, 64))]
+        model.turns = lambda pixels: pixels.flip(3)
+        before = equivariance_error(model, scenes, TRANSFORMS["flip"])
+        plain = model.forward
+        shifted = replace(scenes[0].pixel_map, embeddings=scenes[0].pixel_map.embeddings + 5)
+        model.forward = lambda images: replace(
+            (outputs := plain(images)), pixels=replace(outputs.pixels, embeddings=outputs.pixels.embeddings + 5)
+        )
+        after = equivariance_error(model, [replace(scenes[0], pixel_map=shifted)], TRANSFORMS["flip"])
+        assert after.feature_error == pytest.approx(before.feature_error, rel=1e-4)
 
     def test_another_class_is_no_match(self):
         model = Toy()

@@ -97,7 +97,8 @@ class TestDiagnosis:
         numbers = json.loads(json.dumps(diagnosis.to_dict()))
         assert numbers["images"] == 3
         assert "sweep" not in numbers
-        assert set(numbers["cross_scene"]) == {"queries", "own", "mean", "p99", "above_half"}
+        groups = {"inside", "outside", "same_class", "other_class"}
+        assert set(numbers["cross_scene"]) == {"queries", "instances", "own", "mean", "p99", "above_half"} | groups
         picture = response_picture(trained.model, diagnosis.images)
         assert picture.shape[2] == 3
 

@@ -22,6 +22,14 @@ from uniquery.report.responses import OTHERS, response_picture
 from uniquery.training.model_and_data import open_model_and_data
 from uniquery.training.run_folder import RunFolder
 
+GROUPS = {
+    "inside the own footprint": "inside",
+    "outside of it": "outside",
+    "same class": "same_class",
+    "other class": "other_class",
+}
+"""Name → field of `CrossScene`."""
+
 
 def add_parser(commands: Any) -> None:
     parser = command(
@@ -77,26 +85,33 @@ def _output_files(args: argparse.Namespace) -> tuple[Path | None, Path | None]:
     return args.json or folder.diagnosis_file, args.picture or folder.response_file
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.2f} %"
+def _percent(value: float | None) -> str:
+    return "n/a" if value is None else f"{100 * value:.2f} %"
 
 
 def _cross_scene_table(diagnosis: Diagnosis) -> Table:
-    table = Table("", "response", title="Queries on pixels, as probabilities")
+    table = Table("", "response", "above 0.5", "pairs", title="Queries on pixels, as probabilities")
     cross = diagnosis.cross_scene
     if cross is None:
         table.add_row("n/a", "no matched query, or no other image")
         return table
-    table.add_row(f"own instance, mean of {cross.queries} queries", _percent(cross.own))
-    table.add_row("instances of other images, mean", _percent(cross.mean))
+    table.add_row(f"own instance ({cross.queries} queries)", _percent(cross.own))
+    pairs = cross.inside.pairs + cross.outside.pairs
+    others = f"instances of other images ({cross.instances} instances)"
+    table.add_row(others, _percent(cross.mean), _percent(cross.above_half), f"{pairs:,}")
+    for name, group in GROUPS.items():
+        response = getattr(cross, group)
+        table.add_row(f"… {name}", _percent(response.mean), _percent(response.above_half), f"{response.pairs:,}")
     table.add_row("… 99th percentile", _percent(cross.p99))
-    table.add_row("… share above 0.5", _percent(cross.above_half))
     return table
 
 
 def _equivariance_table(diagnosis: Diagnosis) -> Table:
-    table = Table("transformation", "mask error, 1 − IoU", "feature error", title="Equivariance")
+    table = Table("transformation", "mask error, 1 − IoU", "instances", "feature error", "images", title="Equivariance")
     for name, error in diagnosis.equivariance.items():
-        cells = ("n/a", "n/a") if error is None else (_percent(error.mask_error), _percent(error.feature_error))
-        table.add_row(name, *cells)
+        if error is None:
+            table.add_row(name, "n/a", "0", "n/a", "0")
+        else:
+            masks, features = _percent(error.mask_error), _percent(error.feature_error)
+            table.add_row(name, masks, str(error.instances), features, str(error.images))
     return table

@@ -28,6 +28,7 @@ from uniquery.structures import SIZE_DIVISIBILITY, Instances, PixelMap, Queries,
 PIXELS_PER_INSTANCE = 10
 BINS = 2000  # number of histogram bins for responses: percentiles are exact to 0.0005
 CONFIDENT = 0.5  # smallest score of an instance whose equivariance is measured
+_GROUPS = ("inside", "outside", "same_class", "other_class")
 
 
 def _crop_side(side: int) -> int:
@@ -44,22 +45,47 @@ TRANSFORMS: dict[str, Callable[[int, int], Transform]] = {
 
 
 @dataclass(frozen=True)
+class Response:
+    """The response of queries to instance pixels of other images, over some (query, pixel) pairs.
+
+    Attributes:
+        pairs: how many pairs.
+        mean: mean probability; None without a pair.
+        above_half: share of pairs above 0.5; None without a pair.
+    """
+
+    pairs: int
+    mean: float | None
+    above_half: float | None
+
+
+@dataclass(frozen=True)
 class CrossScene:
     """How strongly matched queries respond, as probabilities.
 
     Attributes:
-        queries: how many were measured.
+        queries: how many matched queries were measured.
+        instances: how many instances their pixels come from.
         own: mean response on the pixels of the own instance.
         mean: mean response on instance pixels of other images.
         p99: 99th percentile of the response on instance pixels of other images.
         above_half: share of (query, pixel of another image) pairs above 0.5.
+        inside: pixels at a place that the query's own instance covers in its own image.
+        outside: pixels at other places.
+        same_class: pixels of instances of the class of the query's own instance.
+        other_class: pixels of instances of other classes.
     """
 
     queries: int
+    instances: int
     own: float
     mean: float
     p99: float
     above_half: float
+    inside: Response
+    outside: Response
+    same_class: Response
+    other_class: Response
 
 
 @dataclass(frozen=True)
@@ -68,11 +94,15 @@ class EquivarianceError:
 
     Attributes:
         mask_error: 1 − IoU between the prediction on g(I) and g of the prediction on I, over confident instances.
-        feature_error: mean squared distance of f(g(I)) and g(f(I)), relative to the mean square of g(f(I)).
+        feature_error: mean squared distance of f(g(I)) and g(f(I)), relative to the variance of g(f(I)) over the image.
+        instances: how many predicted instances the mask error rests on.
+        images: how many images the feature error rests on.
     """
 
     mask_error: float
     feature_error: float
+    instances: int
+    images: int
 
 
 @dataclass(frozen=True)
@@ -175,20 +205,60 @@ def _own_response(model: Segmenter[Any, Any, Any], queries: Any, pixels: Any, ta
 @torch.inference_mode()
 def cross_scene_response(model: Segmenter[Any, Any, Any], images: Sequence[ProbedImage]) -> CrossScene | None:
     """The matched queries of every image on the instance pixels of all others; None if there is nothing to compare."""
-    counts = torch.zeros(BINS, dtype=torch.float64)
-    total = 0.0
+    histogram = torch.zeros(BINS, dtype=torch.float64)
+    groups = {name: torch.zeros(3, dtype=torch.float64) for name in ("all", *_GROUPS)}  # pairs, sum, above 0.5
     for image in images:
         for other in images:
             if other is not image and len(image.queries) and len(other.instance_pixels):
                 response = model.similarity(image.queries, other.instance_pixels).sigmoid().float().cpu()
-                counts += torch.histc(response, BINS, 0.0, 1.0)
-                total += response.sum().item()
-    pairs = counts.sum().item()
+                histogram += torch.histc(response, BINS, 0.0, 1.0)
+                for name, members in _members(image, other.instance_pixels).items():
+                    chosen = response[members]
+                    groups[name] += torch.stack([members.sum(), chosen.sum(), (chosen > 0.5).sum()]).double()
+    pairs = int(groups["all"][0])
     if not pairs:
         return None
     own = torch.cat([image.own_response for image in images])
-    p99 = (counts.cumsum(0) >= 0.99 * pairs).float().argmax().item() / BINS
-    return CrossScene(len(own), own.mean().item(), total / pairs, p99, counts[BINS // 2 :].sum().item() / pairs)
+    responses = {name: _response(sums) for name, sums in groups.items()}
+    overall = responses.pop("all")
+    assert overall.mean is not None
+    assert overall.above_half is not None
+    return CrossScene(
+        queries=len(own),
+        instances=sum(len(image.batch.targets[0]) for image in images),
+        own=own.mean().item(),
+        mean=overall.mean,
+        p99=(histogram.cumsum(0) >= 0.99 * pairs).float().argmax().item() / BINS,
+        above_half=overall.above_half,
+        **responses,
+    )
+
+
+def _members(image: ProbedImage, pixels: InstancePixels) -> dict[str, Tensor]:
+    """(Q, P) bool: which pairs of the queries of an image and the pixels of another belong to each group."""
+    target, queries = image.batch.targets[0], image.queries
+    inside = _covered(target.masks[queries.target], pixels.locations).cpu()
+    same = (target.labels[queries.target][:, None] == pixels.labels).cpu()
+    return {
+        "all": torch.ones_like(inside),
+        "inside": inside,
+        "outside": ~inside,
+        "same_class": same,
+        "other_class": ~same,
+    }
+
+
+def _covered(masks: Tensor, locations: Tensor) -> Tensor:
+    """(Q, P) bool: whether each (H, W) mask covers each x, y; nothing is covered outside of the masks."""
+    height, width = masks.shape[-2:]
+    x, y = locations.long().unbind(1)
+    is_in_frame = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    return masks[:, y.clamp(0, height - 1), x.clamp(0, width - 1)] & is_in_frame
+
+
+def _response(sums: Tensor) -> Response:
+    pairs, total, above = sums.tolist()
+    return Response(int(pairs), total / pairs if pairs else None, above / pairs if pairs else None)
 
 
 @torch.inference_mode()
@@ -205,13 +275,24 @@ def equivariance_error(
         views, _ = view_of(image.batch.images, image.batch.targets, [g])
         outputs = model(views)
         zero = replace(outputs.pixels, embeddings=outputs.pixels.embeddings * 0)
-        mean_square = feature_equivariance(zero, image.pixel_map, [g]).clamp(min=1e-12)
-        feature_errors.append((feature_equivariance(outputs.pixels, image.pixel_map, [g]) / mean_square).item())
+        variance = feature_equivariance(zero, _centered(image.pixel_map, height, width), [g]).clamp(min=1e-12)
+        feature_errors.append((feature_equivariance(outputs.pixels, image.pixel_map, [g]) / variance).item())
         (instances,) = model.predict(outputs, [(g.height, g.width)])
         mask_errors += _mask_errors(image.instances, instances, g)
     if not mask_errors or not feature_errors:
         return None
-    return EquivarianceError(sum(mask_errors) / len(mask_errors), sum(feature_errors) / len(feature_errors))
+    return EquivarianceError(
+        sum(mask_errors) / len(mask_errors),
+        sum(feature_errors) / len(feature_errors),
+        instances=len(mask_errors),
+        images=len(feature_errors),
+    )
+
+
+def _centered(pixel_map: PixelMap, height: int, width: int) -> PixelMap:
+    """The map minus the mean of each channel over the first height × width pixels, which hold the image."""
+    image = pixel_map.embeddings[:, :, : height // pixel_map.stride, : width // pixel_map.stride]
+    return replace(pixel_map, embeddings=pixel_map.embeddings - image.mean((2, 3), keepdim=True))
 
 
 def _mask_errors(before: Instances, after: Instances, g: Transform) -> list[float]:

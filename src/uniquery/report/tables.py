@@ -21,6 +21,10 @@ _CROSS_SCENE = {
     "mean": "response to instances of other images, mean",
     "p99": "response to instances of other images, 99th percentile",
     "above_half": "response to instances of other images, share above 0.5",
+    "inside": "… at places that the own instance covers, mean",
+    "outside": "… at other places, mean",
+    "same_class": "… of the same class, mean",
+    "other_class": "… of other classes, mean",
 }
 
 
@@ -138,7 +142,7 @@ def diagnosis_rows(diagnoses: Sequence[Mapping[str, Any]]) -> list[Row]:
     """In percent: the response of queries to their own and to other images, and how far masks are from equivariant."""
     crosses = [d.get("cross_scene") or {} for d in diagnoses]
     rows = [
-        Row(name, _cells([_percent(c.get(key)) for c in crosses], True, lower_is_better=key != "own"))
+        Row(name, _cells([_percent(_mean_response(c.get(key))) for c in crosses], True, lower_is_better=key != "own"))
         for key, name in _CROSS_SCENE.items()
     ]
     errors = [d.get("equivariance") or {} for d in diagnoses]
@@ -146,6 +150,11 @@ def diagnosis_rows(diagnoses: Sequence[Mapping[str, Any]]) -> list[Row]:
         values = [_percent((error.get(transform) or {}).get("mask_error")) for error in errors]
         rows.append(Row(f"mask error after {transform}", _cells(values, True, lower_is_better=True), "1 − IoU"))
     return rows
+
+
+def _mean_response(value: Any) -> float | None:
+    """A number, or the mean of a table of numbers."""
+    return value.get("mean") if isinstance(value, Mapping) else value
 
 
 def _percent(value: float | None) -> float | None:

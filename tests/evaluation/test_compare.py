@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from uniquery.evaluation.compare import MOST_SEEDS, paired_difference
+from uniquery.evaluation import evaluate
+from uniquery.evaluation.compare import MOST_SEEDS, bootstrap_over_images, image_score, paired_difference
+from uniquery.masks import rle
 
 
 def by_seed(values):
@@ -56,3 +58,49 @@ def test_only_shared_seeds_count():
 def test_no_shared_seed():
     with pytest.raises(ValueError, match="share no seed"):
         paired_difference({0: 1.0}, {1: 1.0})
+
+
+def square(x, y, side, size=32):
+    mask = np.zeros((size, size), np.uint8)
+    mask[y : y + side, x : x + side] = 1
+    return rle.encode(mask)
+
+
+class TestImageScore:
+    def test_f1_of_one_to_one_matches(self):
+        truth = [(0, square(0, 0, 8)), (1, square(16, 16, 8))]
+        assert image_score(truth, truth) == 1
+        assert image_score(truth, truth[:1]) == pytest.approx(2 / 3)
+        assert image_score(truth, [truth[0], truth[0]]) == pytest.approx(0.5)  # a duplicate is a false positive
+        assert image_score(truth, [(1, truth[0][1])]) == 0  # another class
+        assert image_score(truth, [(0, square(4, 4, 8))]) == 0  # IoU 1/7
+
+    def test_empty_sides(self):
+        assert image_score([], []) == 1
+        assert image_score([(0, square(0, 0, 4))], []) == 0
+        assert image_score([], [(0, square(0, 0, 4))]) == 0
+
+
+class TestBootstrapOverImages:
+    def truth_and_results(self, shifts):
+        images = [{"id": i, "height": 32, "width": 32} for i in range(len(shifts))]
+        rows = [{"image_id": i, "category_id": 1, "segmentation": square(4, 4, 16)} for i in range(len(shifts))]
+        annotations = [{**row, "id": i + 1, "iscrowd": 0} for i, row in enumerate(rows)]
+        results = [
+            {**row, "segmentation": square(4 + shift, 4, 16), "score": 0.9}
+            for row, shift in zip(rows, shifts, strict=True)
+        ]
+        return {"images": images, "categories": [{"id": 1, "name": "a"}], "annotations": annotations}, results
+
+    def test_the_difference_is_that_of_two_evaluations(self):
+        truth, good = self.truth_and_results([0] * 20)
+        _, bad = self.truth_and_results([0, 3] * 10)
+        interval = bootstrap_over_images(truth, bad, good, samples=200)
+        scores = [evaluate(truth, results).values["AP"] for results in (bad, good)]
+        assert interval.delta == pytest.approx(scores[1] - scores[0])
+        assert 0 < interval.low <= interval.delta <= interval.high
+
+    def test_equal_results_differ_by_nothing(self):
+        truth, results = self.truth_and_results([0, 1, 2, 3])
+        interval = bootstrap_over_images(truth, results, results, samples=50)
+        assert (interval.delta, interval.low, interval.high) == (0, 0, 0)

@@ -126,9 +126,8 @@ def evaluate(
         raise UserError(f"max_detections is {max_detections} and must be at least 1.")
     ground_truth = _select_categories(read_ground_truth(truth), category_ids)
     images = _select_images(ground_truth, image_ids)
-    objects = [{**one, "id": n} for n, one in enumerate(check_annotations(ground_truth, iou_type, images), 1)]
-    detections = _detections(results, ground_truth, iou_type, images)
-    limits = [limit for limit in (1, 10) if limit < max_detections] + [max_detections]
+    objects, detections = _objects(ground_truth, iou_type, images), _detections(results, ground_truth, iou_type, images)
+    limits = _limits(max_detections)
     counts = Counter(one["category_id"] for one in objects if not one["iscrowd"])
     if counts:
         tables = _tables(ground_truth, images, objects), _tables(ground_truth, images, detections)
@@ -145,6 +144,29 @@ def evaluate(
         max_detections=max_detections,
         notes=_notes(objects, max_detections),
     )
+
+
+def hotcoco_evaluation(
+    truth: AnyGroundTruth, results: Sequence[Row], max_detections: int = COCO_DETECTIONS
+) -> hotcoco.COCOeval:
+    """The evaluation of masks that hotcoco's own functions take, such as `hotcoco.compare`.
+
+    Raises:
+        DataError: something is wrong with the ground truth or the results.
+    """
+    ground_truth = read_ground_truth(truth)
+    images = _select_images(ground_truth, None)
+    objects, detections = _objects(ground_truth, "segm", images), _detections(results, ground_truth, "segm", images)
+    tables = _tables(ground_truth, images, objects), _tables(ground_truth, images, detections)
+    return _run_hotcoco(*tables, "segm", _limits(max_detections))
+
+
+def _limits(max_detections: int) -> list[int]:
+    return [limit for limit in (1, 10) if limit < max_detections] + [max_detections]
+
+
+def _objects(truth: GroundTruth, iou_type: IouType, images: frozenset[int]) -> list[Row]:
+    return [{**one, "id": n} for n, one in enumerate(check_annotations(truth, iou_type, images), 1)]
 
 
 def _select_categories(truth: GroundTruth, category_ids: Sequence[int] | None) -> GroundTruth:
@@ -195,12 +217,19 @@ def _tables(truth: GroundTruth, images: frozenset[int], annotations: list[Row]) 
 def _with_hotcoco(
     truth: dict[str, Any], detections: dict[str, Any], iou_type: IouType, limits: list[int]
 ) -> tuple[Array, Array]:
-    run = hotcoco.COCOeval(hotcoco.COCO(truth), hotcoco.COCO(detections), iou_type)
-    run.params.max_dets = limits
-    run.evaluate()
+    run = _run_hotcoco(truth, detections, iou_type, limits)
     run.accumulate()
     assert run.eval is not None
     return run.eval["precision"], run.eval["recall"]
+
+
+def _run_hotcoco(
+    truth: dict[str, Any], detections: dict[str, Any], iou_type: IouType, limits: list[int]
+) -> hotcoco.COCOeval:
+    run = hotcoco.COCOeval(hotcoco.COCO(truth), hotcoco.COCO(detections), iou_type)
+    run.params.max_dets = limits
+    run.evaluate()
+    return run
 
 
 def _with_pycocotools(

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import hotcoco
 import numpy as np
+from hotcoco import mask as coco_mask
 from scipy import stats
+
+from uniquery.data.dataset import Row
+from uniquery.evaluation.coco import COCO_DETECTIONS, hotcoco_evaluation
+from uniquery.evaluation.entries import AnyGroundTruth
+from uniquery.masks.rle import Rle
 
 CONFIDENCE = 0.95
 MOST_SEEDS = 100  # beyond this many, more seeds are not a practical advice
@@ -81,3 +88,59 @@ def paired_difference(control: Mapping[int, float], variant: Mapping[int, float]
 def _half_width(std: float, count: int) -> float:
     """Half of the interval of a mean of `count` values."""
     return float(stats.t.ppf(0.5 + CONFIDENCE / 2, count - 1)) * std / math.sqrt(count)
+
+
+@dataclass(frozen=True)
+class ImageInterval:
+    """The difference of two results on the same images, with an interval over images.
+
+    Attributes:
+        delta: variant minus control, in percent.
+        low: lower end of the 95 % interval (paired bootstrap over images).
+        high: upper end.
+    """
+
+    delta: float
+    low: float
+    high: float
+
+
+def bootstrap_over_images(
+    truth: AnyGroundTruth,
+    control: Sequence[Row],
+    variant: Sequence[Row],
+    *,
+    max_detections: int = COCO_DETECTIONS,
+    samples: int = 1000,
+    seed: int = 0,
+) -> ImageInterval:
+    """Mask AP of one set of COCO results minus that of another, and how much that depends on the images."""
+    before, after = (hotcoco_evaluation(truth, results, max_detections) for results in (control, variant))
+    compared = hotcoco.compare(before, after, n_bootstrap=samples, seed=seed, confidence=CONFIDENCE)
+    interval = compared["ci"]["AP"]
+    return ImageInterval(100 * compared["deltas"]["AP"], 100 * interval["lower"], 100 * interval["upper"])
+
+
+def image_score(instances: Sequence[tuple[int, Rle]], predicted: Sequence[tuple[int, Rle]], iou: float = 0.5) -> float:
+    """The F1 score of one image: predictions and instances of the same class with IoU above `iou`, one to one.
+
+    An image without instances and without predictions scores 1.
+
+    Args:
+        instances: (label, mask) of the ground truth.
+        predicted: (label, mask), best first.
+        iou: smallest IoU of a match.
+    """
+    if not instances or not predicted:
+        return float(not instances and not predicted)
+    overlaps = np.asarray(coco_mask.iou([m for _, m in predicted], [m for _, m in instances], [0] * len(instances)))
+    same_class = np.array([p for p, _ in predicted])[:, None] == np.array([label for label, _ in instances])
+    overlaps = np.where(same_class, overlaps, 0.0)
+    free = np.ones(len(instances), dtype=bool)
+    matches = 0
+    for row in overlaps:
+        best = int(np.argmax(np.where(free, row, -1.0)))
+        if free[best] and row[best] > iou:
+            free[best] = False
+            matches += 1
+    return 2 * matches / (len(instances) + len(predicted))

@@ -38,7 +38,18 @@ def fails(capsys, *arguments) -> str:
 
 
 def test_every_command_has_help_with_an_example(capsys):
-    names = ["demo", "train", "eval", "predict", "diagnose", "report", "config show", "config list", "data make-scenes"]
+    names = [
+        "demo",
+        "train",
+        "eval",
+        "predict",
+        "diagnose",
+        "study",
+        "report",
+        "config show",
+        "config list",
+        "data make-scenes",
+    ]
     for name in [*names, "data check", "data preview"]:
         with pytest.raises(SystemExit) as stop:
             build_parser().parse_args([*name.split(), "--help"])

@@ -24,6 +24,7 @@ COMMANDS = {
     "eval": "score a model on a COCO data set, or a results json of any program",
     "predict": "find instances in images: COCO json, label maps, overlays",
     "diagnose": "measure how queries respond to other images, and how well predictions follow transformations",
+    "study": "train variants of a setting with several seeds, and say whether they help, with intervals",
     "report": "write one html page of curves, tables and pictures of a run, or compare several runs",
     "config": "show or list configurations",
     "data": "make, check or preview data",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -219,3 +219,59 @@ def stacked_bar(segments: Sequence[tuple[str, float]], maximum: float, width: in
         position = (left, right - left, (left + right) / 2)
         blocks.append(block.format(name, seconds * 1e3, seconds / total, i % NUM_COLORS, *position, share))
     return Markup('<svg class="stack" viewBox="0 0 {} 34" role="img">{}</svg>').format(width, Markup("").join(blocks))
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value with the interval around it, as a row of `interval_chart`; without an interval it is a dot."""
+
+    name: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    color: int = 0
+
+
+def interval_chart(intervals: Sequence[Interval], *, title: str, x_label: str, width: int = 640) -> Markup:
+    """Rows of values with horizontal intervals around them, and a vertical line at 0.
+
+    >>> chart = interval_chart([Interval("a", 1.0, -0.5, 2.5)], title="difference", x_label="AP")
+    >>> chart.count("<circle"), "a: 1 (-0.5 to 2.5)" in chart
+    (1, True)
+    """
+    ends = [v for i in intervals for v in (0.0, i.value, i.low, i.high) if v is not None]
+    x_ticks = ticks(*axis_range(min(ends, default=0.0), max(ends, default=1.0)))
+    low, high = min(x_ticks[0], 0.0), max(x_ticks[-1], 0.0)
+    left = 14 + 6.2 * max((len(i.name) for i in intervals), default=0)
+    height = 26 * len(intervals)
+
+    def x(value: float) -> float:
+        return left + (value - low) / (high - low) * (width - left - 14)
+
+    line = Markup(
+        '<line class="{}" x1="{:.1f}" x2="{:.1f}" y1="4" y2="{}"/>'
+        '<text x="{:.1f}" y="{}" text-anchor="middle">{}</text>'
+    )
+    grid = Markup("").join(
+        line.format("gridline" if tick else "axis", x(tick), x(tick), height + 4, x(tick), height + 18, text)
+        for tick, text in zip(x_ticks, tick_labels(x_ticks), strict=True)
+    )
+    rows = Markup("").join(_interval_row(one, x, 17 + 26 * i, left) for i, one in enumerate(intervals))
+    body = Markup(
+        '<svg class="plot" viewBox="0 0 {} {}" role="img">{}{}'
+        '<text x="{:.1f}" y="{}" text-anchor="middle">{}</text></svg>'
+    ).format(width, height + 40, grid, rows, (left + width) / 2, height + 34, x_label)
+    return Markup('<figure class="chart"><figcaption>{}</figcaption>{}</figure>').format(title, body)
+
+
+def _interval_row(one: Interval, x: Callable[[float], float], y: float, left: float) -> Markup:
+    text, bar = format_number(one.value), Markup("")
+    if one.low is not None and one.high is not None:
+        text = f"{text} ({format_number(one.low)} to {format_number(one.high)})"
+        bar = Markup('<line class="line color{}" x1="{:.1f}" x2="{:.1f}" y1="{}" y2="{}"/>').format(
+            one.color % NUM_COLORS, x(one.low), x(one.high), y, y
+        )
+    return Markup(
+        '<g><title>{}: {}</title><text x="{:.1f}" y="{}" text-anchor="end">{}</text>{}'
+        '<circle class="dot color{}" cx="{:.1f}" cy="{}" r="4"/></g>'
+    ).format(one.name, text, left - 8, y + 4, one.name, bar, one.color % NUM_COLORS, x(one.value), y)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from uniquery.files import make_folder, write_atomically
@@ -68,7 +67,7 @@ def render(runs_with_examples: Sequence[tuple[RunRecord, Sequence[Example]]], ti
     metrics = headline_metrics(finals)
     rows = metric_rows([line for _, line in columns], compare_runs)
     recalls = [row for row in rows if row.name.startswith("AR")]
-    return _template().render(
+    return page_template("report.html.j2").render(
         title=title,
         labels=labels,
         folders=[str(run.folder) for run in runs],
@@ -92,9 +91,13 @@ def render(runs_with_examples: Sequence[tuple[RunRecord, Sequence[Example]]], ti
     )
 
 
-def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(files("uniquery.report").joinpath("report.html.j2").read_text("utf-8"))
+def page_template(name: str) -> Template:
+    """A template of this folder; they share a style sheet."""
+    loader = PackageLoader("uniquery.report", package_path="")
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template(name)
 
 
 def write_report(path: Path, html: str) -> None:

@@ -10,6 +10,8 @@ import yaml
 
 from uniquery.errors import ConfigError, did_you_mean
 
+STUDIES = "studies"  # subfolder of the configurations
+
 Tables = dict[str, Any]
 Override = str | tuple[str, Any]  # "a.b=c" with a yaml value, or the key and the value
 
@@ -17,11 +19,16 @@ _EITHER_OR = {"train.steps": "epochs", "train.epochs": "steps"}  # setting one o
 _NAMED_TABLES = ("model", "backbone")  # their keys depend on their `name`
 
 
+def config_folder() -> Path:
+    """The folder of the shipped configurations, inside the package or beside its sources."""
+    inside = Path(__file__).parents[1] / "configs"
+    return inside if inside.is_dir() else Path(__file__).parents[3] / "configs"
+
+
 def shipped_configs() -> dict[str, Path]:
-    """Name → file of the shipped configurations, which are inside the package or beside its sources."""
-    folder = Path(__file__).parents[1] / "configs"
-    folder = folder if folder.is_dir() else Path(__file__).parents[3] / "configs"
-    return {str(p.relative_to(folder).with_suffix("")): p for p in sorted(folder.rglob("*.yaml"))}
+    """Name → file of the shipped configurations; studies are not among them."""
+    files = {str(p.relative_to(config_folder()).with_suffix("")): p for p in sorted(config_folder().rglob("*.yaml"))}
+    return {name: path for name, path in files.items() if not name.startswith(f"{STUDIES}/")}
 
 
 def find_config(source: str | Path) -> Path:

@@ -79,6 +79,11 @@ class RunFolder:
         return self.path / "predictions.json"
 
     @property
+    def final_predictions_file(self) -> Path:
+        """COCO results of the last checkpoint on the validation data, which studies compare."""
+        return self.path / "final_predictions.json"
+
+    @property
     def report_file(self) -> Path:
         """The html page."""
         return self.path / REPORT_FILE

@@ -1,0 +1,106 @@
+"""`uniquery study`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from uniquery.cli.options import add_set, add_split, command, not_negative, positive, progress_bar
+from uniquery.errors import ConfigError
+from uniquery.report.tables import duration
+from uniquery.study.estimate import estimate_runs
+from uniquery.study.page import study_table, write_page, write_summary
+from uniquery.study.plan import DataSettings, PlannedRun, StudySettings, plan_runs, read_study, study_data
+from uniquery.study.results import add_image_intervals, compare_runs, read_result, result_file
+from uniquery.study.run import is_done, run_study
+from uniquery.training.config import SplitConfig
+from uniquery.training.config_files import parse_override
+
+
+def add_parser(commands: Any) -> None:
+    parser = command(
+        commands, "study", run, example="uniquery study table3 --train train.json images --val val.json images"
+    )
+    parser.add_argument("study", help="a yaml file or the name of a shipped study")
+    parser.add_argument("--scale", default="small", help="small, or paper: full-size recipes (default: %(default)s)")
+    add_split(parser, "--train", "training data for all runs (default: the study's, or drawn scenes)")
+    add_split(parser, "--val", "validation data for all runs (default: the study's, or drawn scenes)")
+    parser.add_argument(
+        "--output", type=Path, default=Path("studies"), help="folder for studies (default: %(default)s)"
+    )
+    parser.add_argument("--jobs", type=positive, default=1, help="trainings at the same time (default: %(default)s)")
+    parser.add_argument("--seeds", type=not_negative, nargs="+", help="only these seeds (default: the study's)")
+    parser.add_argument("--only", nargs="+", metavar="VARIANT", help="only these variants (default: all)")
+    parser.add_argument("--dry-run", action="store_true", help="list the runs with their estimated time, train nothing")
+    add_set(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    console = Console()
+    study = _chosen(args)
+    output: Path = args.output / study.name
+    with progress_bar("drawing scenes", console) as progress:
+        data = study_data(study, output, progress)
+    runs = plan_runs(study, data, output)
+    if args.dry_run:
+        _print_plan(console, runs, output, args.jobs)
+        return 0
+    total = len(runs)
+    failures = run_study(
+        runs,
+        output,
+        diagnose_images=study.diagnose_images,
+        jobs=args.jobs,
+        report=lambda planned, event: console.print(f"{runs.index(planned) + 1}/{total} {planned.name}: {event}"),
+    )
+    results = [result for planned in runs if (result := read_result(result_file(output, planned)))]
+    rows = add_image_intervals(compare_runs(study, results), runs)
+    console.print(study_table(study, rows))
+    write_summary(study, rows, output / "study.json")
+    write_page(study, rows, runs, output / "report.html", failures)
+    for failure in failures:
+        console.print(f"[red]failed:[/] {failure.run.name}: {failure.reason} (see {failure.log})")
+    console.print(f"Everything is in {output}; open {output / 'report.html'} in a browser.")
+    return 1 if failures else 0
+
+
+def _chosen(args: argparse.Namespace) -> StudySettings:
+    """The study with the options in place."""
+    study = read_study(args.study).at_scale(args.scale)
+    update: dict[str, Any] = {"set": {**study.set, **dict(parse_override(text) for text in args.set)}}
+    if bool(args.train) != bool(args.val):
+        raise ConfigError("Give both --train and --val, or neither.")
+    if args.train:
+        train, val = (SplitConfig(annotations=pair[0], images=pair[1]) for pair in (args.train, args.val))
+        update["data"] = {"data": DataSettings(train=train, val=val)}
+    if args.seeds:
+        update["seeds"] = tuple(args.seeds)
+    if args.only:
+        unknown = [name for name in args.only if name not in study.variants]
+        if unknown:
+            raise ConfigError(f"The study has no variant '{unknown[0]}'; it has {', '.join(study.variants)}.")
+        kept = {*args.only, *(study.control_of(name) for name in args.only), study.control}
+        update["variants"] = {name: variant for name, variant in study.variants.items() if name in kept}
+    return study.model_copy(update=update)
+
+
+def _print_plan(console: Console, runs: Sequence[PlannedRun], output: Path, jobs: int) -> None:
+    left = [run for run in runs if not is_done(run, output)]
+    with console.status("measuring a few steps of each variant"):
+        seconds = estimate_runs(left)
+    table = Table("run", "steps", "estimated training time")
+    for planned in runs:
+        estimate = duration(seconds[planned.name]) if planned.name in seconds else "done"
+        table.add_row(
+            planned.name, str(planned.config.train.steps or f"{planned.config.train.epochs:g} epochs"), estimate
+        )
+    console.print(table)
+    console.print(
+        f"{len(left)} of {len(runs)} runs are left: about {duration(sum(seconds.values()) / jobs)} of training with "
+        f"--jobs {jobs}, plus evaluations."
+    )

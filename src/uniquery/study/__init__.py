@@ -1,0 +1,1 @@
+"""Studies: variants × seeds × data sets, and what they say about a setting."""

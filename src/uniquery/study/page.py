@@ -1,0 +1,136 @@
+"""The result of a study: a table for the console, a json, and a self-contained page."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from uniquery.evaluation.tables import format_percent
+from uniquery.files import write_atomically
+from uniquery.report.charts import NUM_COLORS, Interval, Series, interval_chart, line_chart
+from uniquery.report.page import page_template, write_report
+from uniquery.report.scales import as_points
+from uniquery.report.tables import duration
+from uniquery.study.pictures import differing_images
+from uniquery.study.plan import PlannedRun, StudySettings
+from uniquery.study.results import Row
+from uniquery.study.run import Failure
+
+
+def study_table(study: StudySettings, rows: Sequence[Row]) -> Table:
+    """A row for each variant on each data set."""
+    headline = rows[0].results[0].headline if rows else "AP"
+    table = Table("data", "variant", "seeds", headline, "difference (95 %, seeds)", "(95 %, images)", "verdict")
+    if any(variant.paper for variant in study.variants.values()):
+        table.add_column("paper")
+    for row in rows:
+        cells = _cells(study, row)
+        names = ["data", "variant", "seeds", "score", "difference", "images", "verdict"]
+        table.add_row(*(cells[name] for name in names), *([cells["paper"]] if len(table.columns) > len(names) else []))
+    return table
+
+
+def _cells(study: StudySettings, row: Row) -> dict[str, str]:
+    difference, images = row.difference, row.images
+    spread = f" ± {row.std:.1f}" if row.std is not None else ""
+    paper = study.variants[row.variant].paper
+    return {
+        "data": row.data,
+        "variant": row.variant,
+        "control": row.control or "",
+        "seeds": str(len(row.results)),
+        "score": format_percent(row.mean, 1) + spread,
+        "difference": _interval(difference.mean, difference.low, difference.high) if difference else "",
+        "images": _interval(images.delta, images.low, images.high) if images else "",
+        "verdict": row.verdict,
+        "paper": "  ".join(f"{name} {value:g}" for name, value in paper.items()),
+        "time": duration(statistics.fmean(result.seconds for result in row.results)),
+        "memory": f"{max(result.peak_memory_gb for result in row.results):.2f} GB",
+    }
+
+
+def _interval(value: float, low: float | None, high: float | None) -> str:
+    """A difference and its interval as text.
+
+    >>> _interval(1.0, -0.25, 2.25), _interval(-0.5, None, None)
+    ('+1.0 (−0.2 to +2.2)', '−0.5')
+    """
+    text = f"{value:+.1f}" + (f" ({low:+.1f} to {high:+.1f})" if low is not None and high is not None else "")
+    return text.replace("-", "−")
+
+
+def write_summary(study: StudySettings, rows: Sequence[Row], path: Path) -> None:
+    """The rows as json."""
+    content = {
+        "study": study.name,
+        "rows": [
+            {
+                **_cells(study, row),
+                "scores": {result.seed: result.score for result in row.results},
+                "mean_difference": row.difference.mean if row.difference else None,
+                "interval": [row.difference.low, row.difference.high] if row.difference else None,
+            }
+            for row in rows
+        ],
+    }
+    write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False))
+
+
+def write_page(
+    study: StudySettings,
+    rows: Sequence[Row],
+    runs: Sequence[PlannedRun],
+    path: Path,
+    failures: Sequence[Failure] = (),
+) -> None:
+    """One html file with the table, curves, intervals and the images where variants differ most."""
+    headline = rows[0].results[0].headline if rows else "AP"
+    names = dict.fromkeys(row.data for row in rows)
+    html = page_template("study.html.j2").render(
+        title=study.title or study.name,
+        runs=sum(len(row.results) for row in rows),
+        headline=headline,
+        labels=[],
+        num_colors=NUM_COLORS,
+        has_paper=any(variant.paper for variant in study.variants.values()),
+        data_sets=[_section(study, name, [row for row in rows if row.data == name], runs, headline) for name in names],
+        failures=[(failure.run.name, failure.reason) for failure in failures],
+    )
+    write_report(path, html)
+
+
+def _section(
+    study: StudySettings, name: str, rows: Sequence[Row], runs: Sequence[PlannedRun], headline: str
+) -> dict[str, Any]:
+    intervals = [
+        Interval(row.variant, row.difference.mean, row.difference.low, row.difference.high, color)
+        for color, row in enumerate(rows)
+        if row.difference
+    ]
+    return {
+        "name": name,
+        "rows": [_cells(study, row) for row in rows],
+        "intervals": interval_chart(intervals, title="Difference to the control, over seeds", x_label=headline),
+        "curves": line_chart(_curves(rows, headline), title=headline, x_label="image forwards", y_label="percent"),
+        "pictures": differing_images(rows, runs),
+    }
+
+
+def _curves(rows: Sequence[Row], headline: str) -> list[Series]:
+    """The mean over seeds of each variant, and each seed behind it."""
+    series = []
+    for color, row in enumerate(rows):
+        curves = [[(e.images, e.metrics.get(headline)) for e in result.evaluations] for result in row.results]
+        series += [Series(row.variant, as_points(curve), color, background=True) for curve in curves if len(curves) > 1]
+        points: dict[int, list[float]] = {}
+        for images, value in (point for curve in curves for point in curve):
+            if value is not None:
+                points.setdefault(images, []).append(value)
+        means = [(images, statistics.fmean(values)) for images, values in sorted(points.items())]
+        series.append(Series(row.variant, as_points(means), color))
+    return series

@@ -1,0 +1,231 @@
+"""A study file, and the runs that it asks for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, NonNegativeInt, model_validator
+
+from uniquery.data.scenes import ScenesConfig, make_scenes
+from uniquery.errors import ConfigError, did_you_mean
+from uniquery.files import make_folder
+from uniquery.settings import Settings, flatten, validate_settings
+from uniquery.training.config import Config, SplitConfig, load_config
+from uniquery.training.config_files import STUDIES, Override, config_folder, read_yaml
+
+DEFAULT_SCENES = ScenesConfig(train_images=600, val_images=80)
+_NOT_HASHED = ("output", "name", "data.workers", "data.train", "data.val", "train.device", "train.init_from")
+
+
+class DataSettings(Settings):
+    """Training and validation data."""
+
+    train: SplitConfig
+    val: SplitConfig
+
+
+class VariantSettings(Settings):
+    """One setting to measure."""
+
+    set: dict[str, Any] = Field({}, description="config keys that differ from the study's configuration")
+    control: str | None = Field(None, description="the variant it is compared with; None: the study's control")
+    paper: dict[str, float] = Field({}, description="what the paper reports, by metric")
+
+
+class StartSettings(Settings):
+    """A base that is trained once, and from which all variants continue."""
+
+    set: dict[str, Any] = Field({}, description="config keys of the base, beside the study's")
+    seed: NonNegativeInt = 0
+
+
+class ScaleSettings(Settings):
+    """What differs at another scale."""
+
+    config: str | None = None
+    set: dict[str, Any] = Field({}, description="config keys of all runs at this scale")
+    seeds: tuple[NonNegativeInt, ...] | None = None
+
+
+def _seeds(value: Any) -> Any:
+    """`seeds: 3` means seeds 0, 1 and 2."""
+    return tuple(range(value)) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+class StudySettings(Settings):
+    """A study: every variant on every data set with every seed, compared with a control."""
+
+    name: str = Field(pattern=r"^[\w-][\w.-]*$", description="of the output folder")
+    title: str = ""
+    config: str = Field(description="configuration of all runs: a shipped name or a path")
+    set: dict[str, Any] = Field({}, description="config keys of all runs")
+    control: str = Field(description="the variant that the others are compared with")
+    variants: dict[str, VariantSettings] = Field(min_length=1)
+    seeds: Annotated[tuple[NonNegativeInt, ...], BeforeValidator(_seeds)] = Field((0, 1, 2), min_length=1)
+    data: dict[str, DataSettings] = Field({}, description="data sets by name; none: drawn scenes")
+    start_from: StartSettings | None = None
+    diagnose_images: NonNegativeInt = Field(16, description="validation images for diagnose; 0: none")
+    scales: dict[str, ScaleSettings] = Field({}, description="what differs with --scale NAME")
+
+    @model_validator(mode="after")
+    def _controls_exist(self) -> StudySettings:
+        controls = {"control": self.control} | {f"variants.{v}.control": s.control for v, s in self.variants.items()}
+        for key, name in controls.items():
+            if name is not None and name not in self.variants:
+                raise ValueError(f"'{key}' is '{name}', which is not a variant.{did_you_mean(name, self.variants)}")
+        slugs = [slug(name) for name in self.variants]
+        if len(set(slugs)) < len(slugs):
+            raise ValueError("the names of two variants differ only in signs and spaces, which file names do not have")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError("'seeds' must be different")
+        return self
+
+    def control_of(self, variant: str) -> str:
+        """The variant that another is compared with."""
+        return self.variants[variant].control or self.control
+
+    def at_scale(self, scale: str) -> StudySettings:
+        """The study at another scale; "small" is the study as it is written.
+
+        Raises:
+            ConfigError: the study has no such scale.
+        """
+        if scale == "small" and scale not in self.scales:
+            return self
+        if scale not in self.scales:
+            known = ["small", *self.scales]
+            raise ConfigError(
+                f"The study has no scale '{scale}'; it has {', '.join(known)}.{did_you_mean(scale, known)}"
+            )
+        change = self.scales[scale]
+        return self.model_copy(
+            update={
+                "config": change.config or self.config,
+                "set": {**self.set, **change.set},
+                "seeds": change.seeds or self.seeds,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One training of a study.
+
+    Attributes:
+        data: name of the data set.
+        variant: name of the variant; None: the base that all start from.
+        seed: of the run.
+        config: of the run.
+        start: the base that it starts from.
+    """
+
+    data: str
+    variant: str | None
+    seed: int
+    config: Config
+    start: PlannedRun | None = None
+
+    @property
+    def name(self) -> str:
+        """A readable name, also of its files."""
+        return f"{self.data}--{slug(self.variant) if self.variant else 'start'}--seed{self.seed}"
+
+    @property
+    def key(self) -> str:
+        """A hash of every setting that changes the result, with those of the run that it starts from."""
+        values = {
+            k: v for k, v in flatten(self.config.model_dump(mode="json")).items() if not k.startswith(_NOT_HASHED)
+        }
+        text = json.dumps([values, self.start.key if self.start else None], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_study(source: str | Path) -> StudySettings:
+    """A study from a yaml file, or by the name of a shipped one.
+
+    Raises:
+        ConfigError: there is none, or all that is wrong with it, a line each.
+    """
+    shipped = shipped_studies()
+    path = Path(source) if Path(source).is_file() else shipped.get(str(source))
+    if path is None:
+        hint = did_you_mean(str(source), shipped) or f" Shipped studies: {', '.join(shipped) or 'none'}."
+        raise ConfigError(f"No study '{source}': it is neither a file nor a shipped name.{hint}")
+    return validate_settings(StudySettings, read_yaml(path), where=str(source))
+
+
+def shipped_studies() -> dict[str, Path]:
+    """Name → file of the shipped studies."""
+    return {path.stem: path for path in sorted((config_folder() / STUDIES).glob("*.yaml"))}
+
+
+def study_data(
+    study: StudySettings, output: Path, progress: Callable[[int, int], None] = lambda *_: None
+) -> dict[str, DataSettings]:
+    """The data sets of a study; without any, drawn scenes in its output folder."""
+    if study.data:
+        return dict(study.data)
+    make_folder(output)
+    scenes = make_scenes(output / "scenes", DEFAULT_SCENES, progress)
+    train, val = (SplitConfig(annotations=scenes.annotations(s), images=scenes.images(s)) for s in ("train", "val"))
+    return {"scenes": DataSettings(train=train, val=val)}
+
+
+def plan_runs(study: StudySettings, data: dict[str, DataSettings], output: Path) -> list[PlannedRun]:
+    """All runs of a study, seed by seed, so that a stopped study has whole comparisons; bases come first.
+
+    Raises:
+        ConfigError: a configuration is wrong.
+    """
+    runs: list[PlannedRun] = []
+    starts: dict[str, PlannedRun] = {}
+    for name, split in data.items():
+        if study.start_from is not None:
+            settings = {**study.set, **study.start_from.set}
+            starts[name] = _planned(study, name, split, None, study.start_from.seed, settings, output, None)
+            runs.append(starts[name])
+    for seed in study.seeds:
+        for name, split in data.items():
+            for variant, change in study.variants.items():
+                settings = {**study.set, **change.set}
+                runs.append(_planned(study, name, split, variant, seed, settings, output, starts.get(name)))
+    return runs
+
+
+def _planned(
+    study: StudySettings,
+    data: str,
+    split: DataSettings,
+    variant: str | None,
+    seed: int,
+    settings: dict[str, Any],
+    output: Path,
+    start: PlannedRun | None,
+) -> PlannedRun:
+    overrides: list[Override] = [
+        ("data.train", split.train.model_dump(mode="json")),
+        ("data.val", split.val.model_dump(mode="json")),
+        *settings.items(),
+        ("seed", seed),
+        ("output", str(output / "runs")),
+    ]
+    if start is not None:
+        overrides.append(("train.init_from", str(output / "runs" / start.name / "last")))
+    config = load_config(study.config, overrides)
+    planned = PlannedRun(data, variant, seed, config, start)
+    return replace(planned, config=config.model_copy(update={"name": planned.name}))
+
+
+def slug(name: str) -> str:
+    """A name as a part of a file name.
+
+    >>> slug("λ = 0.3, flip only")
+    '0.3-flip-only'
+    """
+    return re.sub(r"[^\w.]+", "-", name, flags=re.ASCII).strip("-") or "variant"

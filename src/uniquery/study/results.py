@@ -1,0 +1,188 @@
+"""The result of one run as a small json, and the comparison of all runs of a study."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from uniquery.data.coco import CocoData
+from uniquery.data.dataset import GroundTruth
+from uniquery.errors import UserError
+from uniquery.evaluation.compare import Difference, ImageInterval, bootstrap_over_images, paired_difference
+from uniquery.settings import Settings
+from uniquery.study.plan import PlannedRun, StudySettings
+from uniquery.training.run_folder import RunFolder
+
+
+class Evaluation(Settings):
+    """One evaluation of a run."""
+
+    step: int
+    images: int
+    metrics: dict[str, float | None]
+
+
+class RunResult(Settings):
+    """What a study keeps of a run.
+
+    Attributes:
+        data: name of the data set.
+        variant: name of the variant.
+        seed: of the run.
+        key: hash of its settings.
+        headline: the metric that is compared.
+        evaluations: in order; the last one counts.
+        diagnosis: numbers of `uniquery diagnose`.
+        seconds: of training and evaluation.
+        peak_memory_gb: of the process, or of the GPU.
+        versions: of Python, torch and uniquery, and the device.
+    """
+
+    data: str
+    variant: str | None
+    seed: int
+    key: str
+    headline: str
+    evaluations: tuple[Evaluation, ...]
+    diagnosis: dict[str, Any]
+    seconds: float
+    peak_memory_gb: float
+    versions: dict[str, str]
+
+    @property
+    def score(self) -> float | None:
+        """The headline metric of the last evaluation: the weights at the end, not the best on the way."""
+        return self.evaluations[-1].metrics.get(self.headline)
+
+
+def read_result(path: Path) -> RunResult | None:
+    """A result, or None if the run has none yet.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    if not path.is_file():
+        return None
+    try:
+        return RunResult.model_validate(json.loads(path.read_bytes()))
+    except (OSError, ValueError, ValidationError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path} is not the result of a run ({reason}); remove it to run it again.") from None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A variant on a data set.
+
+    Attributes:
+        data: name of the data set.
+        variant: name of the variant.
+        control: the variant that it is compared with; None for a control without one.
+        results: of its seeds, in order.
+        difference: to the control over seeds; None for the control and without a shared seed.
+        images: interval of the same difference by bootstrap over images, the mean over seeds.
+    """
+
+    data: str
+    variant: str
+    control: str | None
+    results: tuple[RunResult, ...]
+    difference: Difference | None
+    images: ImageInterval | None = None
+
+    @property
+    def scores(self) -> list[float]:
+        """The headline metric of each seed that has one."""
+        return [score for result in self.results if (score := result.score) is not None]
+
+    @property
+    def mean(self) -> float | None:
+        """Of the scores."""
+        return statistics.fmean(self.scores) if self.scores else None
+
+    @property
+    def std(self) -> float | None:
+        """Standard deviation of the scores; None for fewer than two."""
+        return statistics.stdev(self.scores) if len(self.scores) > 1 else None
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        if self.control is None:
+            return "control"
+        return self.difference.verdict if self.difference else "no run to compare with yet"
+
+
+def compare_runs(study: StudySettings, results: Sequence[RunResult]) -> list[Row]:
+    """A row for each variant on each data set that has a result, compared with its control over seeds."""
+    grouped: dict[tuple[str, str], dict[int, RunResult]] = {}
+    for result in results:
+        if result.variant is not None:
+            grouped.setdefault((result.data, result.variant), {})[result.seed] = result
+    rows = []
+    for data in dict.fromkeys(data for data, _ in grouped):
+        for variant in study.variants:
+            by_seed = grouped.get((data, variant), {})
+            if by_seed:
+                control = study.control_of(variant)
+                is_control = control == variant
+                difference = None if is_control else _difference(grouped.get((data, control), {}), by_seed)
+                ordered = tuple(by_seed[seed] for seed in sorted(by_seed))
+                rows.append(Row(data, variant, None if is_control else control, ordered, difference))
+    return rows
+
+
+def _difference(control: Mapping[int, RunResult], variant: Mapping[int, RunResult]) -> Difference | None:
+    scores = [{seed: s for seed, r in side.items() if (s := r.score) is not None} for side in (control, variant)]
+    return paired_difference(*scores) if scores[0].keys() & scores[1].keys() else None
+
+
+def add_image_intervals(rows: Sequence[Row], runs: Sequence[PlannedRun]) -> list[Row]:
+    """The rows with the bootstrap over images of each comparison, the mean over shared seeds.
+
+    Runs whose predictions are no longer there are left out.
+    """
+    by_key = {(run.data, run.variant, run.seed): run for run in runs}
+    truths: dict[str, GroundTruth] = {}
+    completed = []
+    for row in rows:
+        intervals = []
+        for seed in row.difference.seeds if row.difference else ():
+            pair = [by_key.get((row.data, variant, seed)) for variant in (row.control, row.variant)]
+            control, variant = (final_predictions(run) for run in pair)
+            if control is not None and variant is not None and pair[1] is not None:
+                if row.data not in truths:
+                    truths[row.data] = _ground_truth(pair[1])
+                limit = pair[1].config.eval.max_detections
+                intervals.append(bootstrap_over_images(truths[row.data], control, variant, max_detections=limit))
+        completed.append(replace(row, images=_mean_interval(intervals)))
+    return completed
+
+
+def final_predictions(run: PlannedRun | None) -> list[dict[str, Any]] | None:
+    """COCO results of the last weights of a run, if they are still there."""
+    file = RunFolder(run.config.folder).final_predictions_file if run else None
+    return json.loads(file.read_bytes()) if file is not None and file.is_file() else None
+
+
+def _ground_truth(run: PlannedRun) -> GroundTruth:
+    val = run.config.data.val
+    assert val is not None
+    return CocoData(val.annotations, val.images, classes=run.config.data.classes).ground_truth()
+
+
+def _mean_interval(intervals: Sequence[ImageInterval]) -> ImageInterval | None:
+    if not intervals:
+        return None
+    return ImageInterval(*(statistics.fmean(getattr(i, name) for i in intervals) for name in ("delta", "low", "high")))
+
+
+def result_file(output: Path, run: PlannedRun) -> Path:
+    """Where the result of a run is."""
+    return output / "results" / f"{run.name}.json"

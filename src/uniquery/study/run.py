@@ -1,0 +1,136 @@
+"""Runs a study: each training in a process of its own, resumable run by run and inside a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from uniquery.errors import UserError
+from uniquery.files import make_folder, write_atomically
+from uniquery.study.plan import PlannedRun
+from uniquery.study.results import read_result, result_file
+from uniquery.training.config import to_yaml
+
+_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that ended with an error.
+
+    Attributes:
+        run: which.
+        reason: the last line of its log.
+        log: the file.
+    """
+
+    run: PlannedRun
+    reason: str
+    log: Path
+
+
+def is_done(run: PlannedRun, output: Path) -> bool:
+    """Whether a run has a result.
+
+    Raises:
+        UserError: its result was made with other settings.
+    """
+    result = read_result(result_file(output, run))
+    if result is not None and result.key != run.key:
+        raise UserError(
+            f"{result_file(output, run)} was made with other settings than the study has now: choose another --output, "
+            "or remove it and its run folder to run it again."
+        )
+    return result is not None
+
+
+def run_study(
+    runs: Sequence[PlannedRun],
+    output: Path,
+    *,
+    diagnose_images: int,
+    jobs: int = 1,
+    report: Callable[[PlannedRun, str], None] = lambda *_: None,
+) -> list[Failure]:
+    """Executes every run that has no result yet; a failed run does not stop the others.
+
+    Args:
+        runs: of the study, bases before the runs that start from them.
+        output: folder of the study.
+        diagnose_images: for `diagnose` of each run.
+        jobs: how many run at the same time.
+        report: called with a run and "started", "done" or "failed".
+
+    Returns:
+        The runs that failed.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; all running trainings have written a checkpoint.
+    """
+    for folder in ("configs", "logs", "results", "runs"):
+        make_folder(output / folder)
+    waiting = [run for run in runs if not is_done(run, output)]
+    failed: list[Failure] = []
+    running: dict[str, tuple[PlannedRun, subprocess.Popen[bytes]]] = {}
+    try:
+        while waiting or running:
+            while len(running) < jobs and (run := _next_ready(waiting, output)):
+                waiting.remove(run)
+                running[run.name] = run, _start(run, output, diagnose_images)
+                report(run, "started")
+            if not running and waiting:  # their base failed
+                failed += [Failure(run, "the base that it starts from failed", _log(run, output)) for run in waiting]
+                break
+            time.sleep(_POLL_SECONDS)
+            for name, (run, process) in list(running.items()):
+                if process.poll() is not None:
+                    del running[name]
+                    succeeded = process.returncode == 0
+                    if not succeeded:
+                        failed.append(Failure(run, _last_line(_log(run, output)), _log(run, output)))
+                    report(run, "done" if succeeded else "failed")
+    finally:
+        _stop([process for _, process in running.values()])
+    return failed
+
+
+def _next_ready(waiting: Sequence[PlannedRun], output: Path) -> PlannedRun | None:
+    """The first run whose base is there."""
+    return next((run for run in waiting if run.start is None or result_file(output, run.start).is_file()), None)
+
+
+def _start(run: PlannedRun, output: Path, diagnose_images: int) -> subprocess.Popen[bytes]:
+    config, task = output / "configs" / f"{run.name}.yaml", output / "configs" / f"{run.name}.json"
+    write_atomically(config, to_yaml(run.config))
+    values = {"data": run.data, "variant": run.variant, "seed": run.seed, "key": run.key}
+    values |= {"result": str(result_file(output, run)), "diagnose_images": diagnose_images if run.variant else 0}
+    write_atomically(task, json.dumps(values))
+    command = [sys.executable, "-m", "uniquery.study.worker", str(config), str(task)]
+    with _log(run, output).open("ab") as log:
+        # A session of its own: Ctrl-C reaches only this process, which then asks each run to stop once.
+        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)  # noqa: S603 (our own module)
+
+
+def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Asks trainings to write a checkpoint and end, and waits."""
+    for process in processes:
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGTERM)
+    for process in processes:
+        process.wait()
+
+
+def _log(run: PlannedRun, output: Path) -> Path:
+    return output / "logs" / f"{run.name}.log"
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")

@@ -1,0 +1,92 @@
+"""One run of a study in a process of its own: train, diagnose, write a small json.
+
+python -m uniquery.study.worker CONFIG.yaml TASK.json
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from uniquery import __version__
+from uniquery.errors import UserError
+from uniquery.evaluation.diagnose import diagnose
+from uniquery.evaluation.inference import predict_dataset
+from uniquery.files import write_atomically
+from uniquery.parallel import choose_device
+from uniquery.report.runs import RunRecord, load_run
+from uniquery.study.results import Evaluation, RunResult
+from uniquery.training.config import load_config
+from uniquery.training.loop import train
+from uniquery.training.model_and_data import open_model_and_data
+from uniquery.training.run_folder import RunFolder
+
+
+def main(config_file: str, task_file: str) -> int:
+    """Trains (or resumes) and writes the result; 0 if all went well, 2 for bad input."""
+    config, task = load_config(Path(config_file)), json.loads(Path(task_file).read_text())
+    try:
+        folder = RunFolder(train(config, resume="auto", console=Console(width=120)))
+        result = finish(folder, task, config.train.device, config.data.workers)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    write_atomically(Path(task["result"]), result.model_dump_json(indent=1))
+    return 0
+
+
+def finish(folder: RunFolder, task: dict[str, Any], device: str, workers: int) -> RunResult:
+    """Predictions and diagnosis of the last weights, and the result of the run."""
+    trained = open_model_and_data(folder.last, None, choose_device(device))
+    (results,) = predict_dataset(
+        trained.model, trained.data, trained.classes, trained.info.test_size, workers=workers
+    ).values()
+    write_atomically(folder.final_predictions_file, json.dumps(results))
+    diagnosis = {}
+    if task["diagnose_images"]:
+        diagnosis = diagnose(trained.model, trained.data, trained.info.test_size, task["diagnose_images"]).to_dict()
+    record = load_run(folder.path)
+    assert record.final is not None, "a run with validation data is evaluated at its end"
+    return RunResult(
+        **{name: task[name] for name in ("data", "variant", "seed", "key")},
+        headline=record.final.headline,
+        evaluations=_evaluations(record),
+        diagnosis=diagnosis,
+        seconds=sum(record.phase_seconds().values()) + sum(e.seconds or 0.0 for e in record.evals),
+        peak_memory_gb=_peak_memory_gb(),
+        versions={
+            "uniquery": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "device": str(choose_device(device)),
+            "threads": str(torch.get_num_threads()),
+        },
+    )
+
+
+def _evaluations(record: RunRecord) -> tuple[Evaluation, ...]:
+    assert record.final is not None
+    images_per_step = record.images // max(record.steps, 1)
+    return tuple(
+        Evaluation(step=e.step, images=e.step * images_per_step, metrics=e.metrics)
+        for e in record.evals
+        if e.weights == record.final.weights
+    )
+
+
+def _peak_memory_gb() -> float:
+    """Of the GPU if there is one, else of this process; of a resumed run, since it was resumed."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,273 @@
+"""A study from its file to its table and page: planned, run, resumed, compared; and what can be wrong with it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from helpers.small_runs import small_config
+from uniquery.cli import main
+from uniquery.errors import ConfigError, UserError
+from uniquery.report.runs import load_run
+from uniquery.study.page import write_page
+from uniquery.study.plan import plan_runs, read_study, shipped_studies, slug, study_data
+from uniquery.study.results import RunResult, add_image_intervals, compare_runs, read_result, result_file
+from uniquery.study.run import is_done, run_study
+
+
+def study_file(folder: Path, scenes, **changes) -> Path:
+    split = {s: {"annotations": str(scenes.annotations(s)), "images": str(scenes.images(s))} for s in ("train", "val")}
+    content = {
+        "name": "tiny",
+        "config": str(small_config(folder, scenes)),
+        "control": "base",
+        "variants": {"base": {}, "wider jitter": {"set": {"data.augment.1.range": [0.5, 1.5]}, "paper": {"AP": 1.5}}},
+        "seeds": 2,
+        "data": {"scenes": split},
+        "diagnose_images": 2,
+        **changes,
+    }
+    path = folder / "study.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return path
+
+
+def planned(folder: Path, scenes, **changes):
+    study = read_study(study_file(folder, scenes, **changes))
+    return study, plan_runs(study, study_data(study, folder / "out"), folder / "out")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, scenes):
+    """A study that has been run by the command line."""
+    folder = tmp_path_factory.mktemp("study")
+    assert main(["study", str(study_file(folder, scenes)), "--output", str(folder / "out")]) == 0
+    return folder
+
+
+class TestPlan:
+    def test_all_variants_of_a_seed_come_before_the_next_seed(self, tmp_path, scenes):
+        _, runs = planned(tmp_path, scenes)
+        names = [
+            "scenes--base--seed0",
+            "scenes--wider-jitter--seed0",
+            "scenes--base--seed1",
+            "scenes--wider-jitter--seed1",
+        ]
+        assert [run.name for run in runs] == names
+        assert [run.config.seed for run in runs] == [0, 0, 1, 1]
+        assert runs[1].config.data.augment[1].range == (0.5, 1.5)
+        assert len({run.config.folder for run in runs}) == 4
+
+    def test_the_key_depends_on_what_changes_the_result(self, tmp_path, scenes):
+        _, runs = planned(tmp_path, scenes)
+        assert len({run.key for run in runs}) == 4
+        _, elsewhere = planned(tmp_path, scenes, set={"data.workers": 1, "train.device": "cpu"})
+        assert [run.key for run in elsewhere] == [run.key for run in runs]
+        _, longer = planned(tmp_path, scenes, set={"train.steps": 5})
+        assert not {run.key for run in longer} & {run.key for run in runs}
+
+    def test_a_base_comes_first_and_is_part_of_the_key(self, tmp_path, scenes):
+        _, plain = planned(tmp_path, scenes)
+        _, runs = planned(tmp_path, scenes, start_from={"set": {"train.steps": 2}})
+        start, *others = runs
+        assert (start.variant, start.config.train.steps) == (None, 2)
+        assert {run.config.train.init_from for run in others} == {start.config.folder / "last"}
+        assert not {run.key for run in others} & {run.key for run in plain}
+
+    def test_scales(self, tmp_path, scenes):
+        study, _ = planned(tmp_path, scenes, scales={"paper": {"config": "condinst_r50", "seeds": [0]}})
+        assert study.at_scale("small") == study
+        assert (study.at_scale("paper").config, study.at_scale("paper").seeds) == ("condinst_r50", (0,))
+        with pytest.raises(ConfigError, match=r"no scale 'papr'.*Did you mean 'paper'"):
+            study.at_scale("papr")
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"control": "bas"}, "'control' is 'bas', which is not a variant. Did you mean 'base'"),
+            ({"variants": {"base": {}, "b": {"control": "c"}}}, "'variants.b.control' is 'c', which is not a variant"),
+            ({"variants": {"base": {}, "a b": {}, "a-b": {}}}, "differ only in signs"),
+            ({"seeds": [1, 1]}, "'seeds' must be different"),
+            ({"seeds": []}, "at least 1"),
+            ({"varients": {}}, "Did you mean 'variants'"),
+            ({"set": {"train.stps": 3}}, "Did you mean 'steps'"),
+        ],
+    )
+    def test_mistakes_in_a_study_file(self, tmp_path, scenes, changes, message):
+        with pytest.raises(ConfigError, match=message):
+            planned(tmp_path, scenes, **changes)
+
+    def test_no_such_study(self):
+        with pytest.raises(ConfigError, match="neither a file nor a shipped name"):
+            read_study("nothing.yaml")
+
+    @pytest.mark.parametrize("name", shipped_studies())
+    def test_every_shipped_study_is_valid(self, name, tmp_path, scenes):
+        study = read_study(name)
+        split = read_study(study_file(tmp_path, scenes)).data
+        for scale in ("small", *study.scales):
+            assert plan_runs(study.at_scale(scale), dict(split), tmp_path)
+
+    def test_names_become_file_names(self):
+        assert slug("../../etc/passwd") == "..-..-etc-passwd"
+        assert "/" not in slug("a/b")
+        assert slug("λ") == "variant"
+
+
+class TestRun:
+    def test_results_table_page_and_summary(self, finished):
+        out = finished / "out" / "tiny"
+        results = [read_result(path) for path in sorted((out / "results").glob("*.json"))]
+        assert len(results) == 4
+        for result in results:
+            assert [e.step for e in result.evaluations] == [2, 4]
+            assert result.evaluations[-1].images == 8
+            assert result.seconds > 0
+            assert result.peak_memory_gb > 0.05
+            assert result.diagnosis["images"] == 2
+            assert {"uniquery", "torch", "python"} <= set(result.versions)
+            assert (
+                out / "results" / f"{result.data}--{slug(result.variant)}--seed{result.seed}.json"
+            ).stat().st_size < 20_000
+        summary = json.loads((out / "study.json").read_text())
+        assert [row["variant"] for row in summary["rows"]] == ["base", "wider jitter"]
+        page = (out / "report.html").read_text()
+        assert "wider jitter" in page
+        assert "AP 1.5" in page
+        assert "<script" not in page
+
+    def test_the_score_is_that_of_the_last_weights(self, finished):
+        out = finished / "out" / "tiny"
+        result = read_result(out / "results" / "scenes--base--seed0.json")
+        record = load_run(out / "runs" / "scenes--base--seed0")
+        assert result.score == record.final.metric("AP")
+
+    def test_a_finished_study_trains_nothing_again(self, finished, scenes):
+        out = finished / "out" / "tiny"
+        before = {p: p.stat().st_mtime_ns for p in (out / "runs").rglob("*")}
+        assert main(["study", str(study_file(finished, scenes)), "--output", str(finished / "out")]) == 0
+        assert {p: p.stat().st_mtime_ns for p in (out / "runs").rglob("*")} == before
+
+    def test_other_settings_do_not_mix_with_old_results(self, finished, scenes, capsys):
+        changed = study_file(finished, scenes, set={"train.steps": 3})
+        assert main(["study", str(changed), "--output", str(finished / "out")]) == 2
+        assert "was made with other settings" in capsys.readouterr().err
+
+    def test_a_dry_run_trains_nothing(self, tmp_path, scenes, capsys):
+        assert main(["study", str(study_file(tmp_path, scenes)), "--output", str(tmp_path / "out"), "--dry-run"]) == 0
+        assert "4 of 4 runs are left" in capsys.readouterr().out
+        assert not (tmp_path / "out" / "tiny" / "runs").exists()
+
+    def test_a_failed_run_does_not_stop_the_others(self, tmp_path, scenes, capsys):
+        variants = {"base": {}, "broken": {"set": {"optim.lr": 1e30, "optim.name": "sgd"}}}
+        file = study_file(tmp_path, scenes, variants=variants, seeds=[0])
+        assert main(["study", str(file), "--output", str(tmp_path / "out")]) == 1
+        output = capsys.readouterr().out
+        assert "failed: scenes--broken--seed0" in output.replace("\n", " ")
+        assert read_result(tmp_path / "out" / "tiny" / "results" / "scenes--base--seed0.json")
+        assert "Failed runs" in (tmp_path / "out" / "tiny" / "report.html").read_text()
+
+    def test_variants_start_from_one_base(self, tmp_path, scenes):
+        _, runs = planned(tmp_path, scenes, start_from={"set": {"train.steps": 2}}, seeds=[0], diagnose_images=0)
+        assert not run_study(runs, tmp_path / "out", diagnose_images=0, jobs=2)
+        assert all(is_done(run, tmp_path / "out") for run in runs)
+        log = (tmp_path / "out" / "logs" / f"{runs[1].name}.log").read_text()
+        assert "init_from" in log
+
+    def test_variants_of_a_base_that_failed(self, tmp_path, scenes):
+        start = {"set": {"optim.lr": 1e30, "optim.name": "sgd"}}
+        _, runs = planned(tmp_path, scenes, start_from=start, seeds=[0])
+        failures = run_study(runs, tmp_path / "out", diagnose_images=0)
+        assert [f.run.name for f in failures] == [run.name for run in runs]
+        assert {f.reason for f in failures[1:]} == {"the base that it starts from failed"}
+
+    def test_only_some_variants_and_seeds(self, tmp_path, scenes):
+        file = str(study_file(tmp_path, scenes))
+        arguments = ["study", file, "--output", str(tmp_path / "out"), "--only", "base", "--seeds", "1"]
+        assert main(arguments) == 0
+        assert [p.stem for p in (tmp_path / "out" / "tiny" / "results").iterdir()] == ["scenes--base--seed1"]
+        assert main([*arguments[:-4], "--only", "bse"]) == 2
+
+    @pytest.mark.slow
+    def test_interrupted_inside_a_run_it_resumes_to_the_same_result(self, finished, tmp_path, scenes):
+        """Ctrl-C: the running training writes a checkpoint; the same command continues."""
+        file = study_file(tmp_path, scenes, seeds=[0], variants={"base": {}}, set={"train.steps": 30})
+        command = [sys.executable, "-m", "uniquery", "study", str(file), "--output", str(tmp_path / "out")]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        log = tmp_path / "out" / "tiny" / "runs" / "scenes--base--seed0" / "metrics.jsonl"
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and (not log.is_file() or len(log.read_text().splitlines()) < 3):
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(60) == 130
+        assert not (tmp_path / "out" / "tiny" / "results" / "scenes--base--seed0.json").exists()
+        assert main(command[3:]) == 0
+        resumed = read_result(tmp_path / "out" / "tiny" / "results" / "scenes--base--seed0.json")
+        assert main(["study", str(file), "--output", str(tmp_path / "whole")]) == 0
+        whole = read_result(tmp_path / "whole" / "tiny" / "results" / "scenes--base--seed0.json")
+        assert resumed.evaluations == whole.evaluations
+
+
+def result(variant: str, seed: int, score: float) -> RunResult:
+    return RunResult(
+        data="d",
+        variant=variant,
+        seed=seed,
+        key="k",
+        headline="AP",
+        evaluations=({"step": 1, "images": 8, "metrics": {"AP": score}},),
+        diagnosis={},
+        seconds=1.0,
+        peak_memory_gb=1.0,
+        versions={},
+    )
+
+
+class TestComparison:
+    def test_differences_are_paired_by_seed(self, tmp_path, scenes):
+        study, _ = planned(tmp_path, scenes)
+        scores = {"base": [10.0, 20.0, 30.0], "wider jitter": [11.0, 21.1, 30.9]}
+        rows = compare_runs(
+            study, [result(v, seed, s) for v, values in scores.items() for seed, s in enumerate(values)]
+        )
+        assert rows[0].verdict == "control"
+        assert rows[0].difference is None
+        assert rows[1].difference.mean == pytest.approx(1.0)
+        assert rows[1].verdict == "helps"  # although the seeds themselves spread by ten points
+
+    def test_a_variant_may_have_a_control_of_its_own(self, tmp_path, scenes):
+        variants = {"base": {}, "views": {}, "equi": {"control": "views"}}
+        study, _ = planned(tmp_path, scenes, variants=variants)
+        rows = compare_runs(
+            study, [result(name, 0, score) for name, score in (("base", 9.0), ("views", 5.0), ("equi", 6.0))]
+        )
+        assert [row.control for row in rows] == [None, "base", "views"]
+        assert rows[2].difference.mean == pytest.approx(1.0)
+
+    def test_without_its_control_a_variant_waits(self, tmp_path, scenes):
+        study, _ = planned(tmp_path, scenes)
+        (row,) = compare_runs(study, [result("wider jitter", 0, 5.0)])
+        assert row.verdict == "no run to compare with yet"
+
+    def test_a_page_without_predictions_or_rows(self, tmp_path, scenes):
+        study, runs = planned(tmp_path, scenes)
+        rows = add_image_intervals(compare_runs(study, [result("base", 0, 5.0), result("wider jitter", 0, 6.0)]), runs)
+        assert rows[1].images is None
+        write_page(study, rows, runs, tmp_path / "page.html")
+        write_page(study, [], runs, tmp_path / "empty.html")
+        assert "cannot tell: one seed" in (tmp_path / "page.html").read_text()
+
+    def test_a_damaged_result(self, tmp_path, scenes):
+        _, runs = planned(tmp_path, scenes)
+        path = result_file(tmp_path, runs[0])
+        path.parent.mkdir()
+        path.write_text('{"data": 3')
+        with pytest.raises(UserError, match="remove it to run it again"):
+            read_result(path)

@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.console import Console
 
-from uniquery.data.coco import CocoData
 from uniquery.data.scenes import SceneFiles, ScenesConfig, make_scenes
 from uniquery.evaluation.diagnose import diagnose
 from uniquery.evaluation.inference import Progress
@@ -19,6 +18,7 @@ from uniquery.model import load
 from uniquery.report.build import build_report
 from uniquery.report.drawings import png_bytes
 from uniquery.report.responses import response_picture
+from uniquery.training.batches import open_validation_data
 from uniquery.training.config import load_config
 from uniquery.training.config_files import Override
 from uniquery.training.loop import train
@@ -85,7 +85,7 @@ def _train_and_diagnose(overrides: Sequence[Override], console: Console) -> Path
     run = RunFolder(folder)
     model = load(run.last, device="cpu")
     assert config.data.val is not None
-    data = CocoData(config.data.val.annotations, config.data.val.images)
+    data = open_validation_data(config.data.val, model.classes)
     diagnosis = diagnose(model.segmenter, data, model.info.test_size, DIAGNOSED_IMAGES)
     run.write_diagnosis(diagnosis.to_dict())
     if any(len(image.queries) for image in diagnosis.images):

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from helpers.small_runs import small_config
 from uniquery import demo
 from uniquery.cli import COMMANDS, build_parser, main
+from uniquery.data.coco_json import read_json
 from uniquery.data.scenes import ScenesConfig
 from uniquery.masks import rle
 
@@ -25,6 +26,18 @@ def trained(tmp_path_factory, scenes):
     config = small_config(folder, scenes)
     assert main(["train", str(config)]) == 0
     return folder
+
+
+def test_a_run_parses_each_json_once(tmp_path, scenes, monkeypatch):
+    """Training, its two evaluations and the pictures of the report."""
+    parsed = []
+    monkeypatch.setattr("uniquery.data.coco.read_json", lambda path: (parsed.append(path), read_json(path))[1])
+    files = {split: tmp_path / f"{split}.json" for split in ("train", "val")}
+    for split, file in files.items():
+        shutil.copy(scenes.annotations(split), file)
+    changes = [f"data.{split}.annotations={file}" for split, file in files.items()]
+    assert main(["train", str(small_config(tmp_path, scenes)), *(a for c in changes for a in ("--set", c))]) == 0
+    assert sorted(parsed) == sorted(files.values())
 
 
 def fails(capsys, *arguments) -> str:

@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from uniquery.data.coco import CocoData
+from uniquery.data.dataset import Dataset
 from uniquery.errors import UserError
 from uniquery.report.drawings import LabeledMask
 from uniquery.report.page import Example, render, write_report
 from uniquery.report.runs import load_run
-from uniquery.training.config import Config
+from uniquery.training.batches import open_validation_data
 from uniquery.training.run_folder import RunFolder
+from uniquery.weights.model_file import read_model_info
 
 NUM_EXAMPLES = 12
 MIN_SCORE = 0.5  # smallest score of a prediction that is drawn
@@ -48,16 +49,17 @@ def read_examples(folder: Path, *, warn: Callable[[str], object] = warnings.warn
     if not run.config_file.is_file() or not run.predictions_file.is_file():
         return []
     try:
-        return _examples(run.read_config(), run.read_predictions())
+        split = run.read_config().data.val
+        if split is None:
+            return []
+        classes = [category.name for category in read_model_info(folder).categories]
+        return _examples(open_validation_data(split, classes), run.read_predictions())
     except (UserError, ValueError, KeyError) as error:  # data, predictions or the version have changed since
         warn(f"The report of {folder} has no pictures: {error}")
         return []
 
 
-def _examples(config: Config, results: Sequence[dict[str, Any]]) -> list[Example]:
-    if config.data.val is None:
-        return []
-    val = CocoData(config.data.val.annotations, config.data.val.images, classes=config.data.classes)
+def _examples(val: Dataset, results: Sequence[dict[str, Any]]) -> list[Example]:
     by_image: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for result in results:
         by_image[result["image_id"]].append(result)

@@ -12,7 +12,7 @@ from uniquery.data.coco import CocoData
 from uniquery.evaluation.compare import image_score
 from uniquery.report.drawings import LabeledMask, data_uri, downscale, overlay
 from uniquery.study.plan import PlannedRun
-from uniquery.study.results import Row, final_predictions
+from uniquery.study.results import Row, final_predictions, validation_data
 
 IMAGES_PER_VARIANT = 2
 MIN_SCORE = 0.5  # of a prediction that counts and is drawn
@@ -23,7 +23,6 @@ def differing_images(rows: Sequence[Row], runs: Sequence[PlannedRun]) -> list[di
     """For each variant, the images whose score changed most against the control, with the first shared seed."""
     by_key = {(run.data, run.variant, run.seed): run for run in runs}
     pictures: list[dict[str, Any]] = []
-    data: CocoData | None = None
     for row in rows:
         if row.difference is None:
             continue
@@ -31,10 +30,9 @@ def differing_images(rows: Sequence[Row], runs: Sequence[PlannedRun]) -> list[di
         predictions = [final_predictions(run) for run in pair]
         if pair[1] is None or predictions[0] is None or predictions[1] is None:
             continue
-        val = pair[1].config.data.val
-        assert val is not None
-        data = data or CocoData(val.annotations, val.images, classes=pair[1].config.data.classes)
-        pictures += _pictures(row, data, [_by_image(results) for results in predictions if results is not None])
+        pictures += _pictures(
+            row, validation_data(pair[1]), [_by_image(results) for results in predictions if results is not None]
+        )
     return pictures
 
 

@@ -12,12 +12,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from uniquery.data.coco import CocoData
-from uniquery.data.dataset import GroundTruth
 from uniquery.errors import UserError
 from uniquery.evaluation.compare import Difference, ImageInterval, bootstrap_over_images, paired_difference
 from uniquery.settings import Settings
 from uniquery.study.plan import PlannedRun, StudySettings
+from uniquery.training.batches import open_validation_data
 from uniquery.training.run_folder import RunFolder
+from uniquery.weights.model_file import read_model_info
 
 
 class Evaluation(Settings):
@@ -149,7 +150,6 @@ def add_image_intervals(rows: Sequence[Row], runs: Sequence[PlannedRun]) -> list
     Runs whose predictions are no longer there are left out.
     """
     by_key = {(run.data, run.variant, run.seed): run for run in runs}
-    truths: dict[str, GroundTruth] = {}
     completed = []
     for row in rows:
         intervals = []
@@ -157,10 +157,8 @@ def add_image_intervals(rows: Sequence[Row], runs: Sequence[PlannedRun]) -> list
             pair = [by_key.get((row.data, variant, seed)) for variant in (row.control, row.variant)]
             control, variant = (final_predictions(run) for run in pair)
             if control is not None and variant is not None and pair[1] is not None:
-                if row.data not in truths:
-                    truths[row.data] = _ground_truth(pair[1])
-                limit = pair[1].config.eval.max_detections
-                intervals.append(bootstrap_over_images(truths[row.data], control, variant, max_detections=limit))
+                truth, limit = validation_data(pair[1]).ground_truth(), pair[1].config.eval.max_detections
+                intervals.append(bootstrap_over_images(truth, control, variant, max_detections=limit))
         completed.append(replace(row, images=_mean_interval(intervals)))
     return completed
 
@@ -171,10 +169,11 @@ def final_predictions(run: PlannedRun | None) -> list[dict[str, Any]] | None:
     return json.loads(file.read_bytes()) if file is not None and file.is_file() else None
 
 
-def _ground_truth(run: PlannedRun) -> GroundTruth:
-    val = run.config.data.val
-    assert val is not None
-    return CocoData(val.annotations, val.images, classes=run.config.data.classes).ground_truth()
+def validation_data(run: PlannedRun) -> CocoData:
+    """The data that a finished run was evaluated on."""
+    assert run.config.data.val is not None
+    classes = [category.name for category in read_model_info(RunFolder(run.config.folder).last).categories]
+    return open_validation_data(run.config.data.val, classes)
 
 
 def _mean_interval(intervals: Sequence[ImageInterval]) -> ImageInterval | None:

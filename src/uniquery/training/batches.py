@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from uniquery.data.sampling import StepBatchSampler
 from uniquery.errors import ConfigError, UserError
 from uniquery.parallel import get_rank, get_world_size
 from uniquery.signals import ignore_signals
-from uniquery.training.config import Config
+from uniquery.training.config import Config, SplitConfig
 from uniquery.training.run import TrainingRun
 
 _WORKER_KILLED = re.compile(r"DataLoader worker \(pid.*(exited unexpectedly|is killed by signal)")
@@ -40,9 +41,26 @@ def load_splits(config: Config) -> tuple[Dataset, Dataset | None]:
     train_data.check_files_exist()
     if data.val is None:
         return train_data, None
-    val = CocoData(data.val.annotations, data.val.images, classes=train_data.classes)
+    val = open_validation_data(data.val, train_data.classes)
     val.check_files_exist()
     return train_data, val
+
+
+def open_validation_data(split: SplitConfig, classes: Sequence[str]) -> CocoData:
+    """Validation data with the classes of a model; the same object while the file is unchanged.
+
+    So training, diagnosis and the pictures of the report parse it once.
+
+    Raises:
+        DataError: something is wrong with the data.
+    """
+    modified = split.annotations.stat().st_mtime_ns if split.annotations.is_file() else None
+    return _open_cached(split, tuple(classes), modified)
+
+
+@lru_cache(maxsize=2)
+def _open_cached(split: SplitConfig, classes: tuple[str, ...], _modified: int | None) -> CocoData:
+    return CocoData(split.annotations, split.images, classes=classes)
 
 
 def data_checksums(data: Dataset, val: Dataset | None) -> dict[str, int]:

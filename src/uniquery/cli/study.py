@@ -20,6 +20,7 @@ from uniquery.study.results import add_image_intervals, compare_runs, read_resul
 from uniquery.study.run import is_done, run_study
 from uniquery.training.config import SplitConfig
 from uniquery.training.config_files import parse_override
+from uniquery.training.run_folder import REPORT_FILE
 
 
 def add_parser(commands: Any) -> None:
@@ -62,10 +63,11 @@ def run(args: argparse.Namespace) -> int:
     rows = add_image_intervals(compare_runs(study, results), runs)
     console.print(study_table(study, rows))
     write_summary(study, rows, output / "study.json")
-    write_page(study, rows, runs, output / "report.html", failures)
+    page = output / REPORT_FILE
+    write_page(study, rows, runs, page, failures)
     for failure in failures:
         console.print(f"[red]failed:[/] {failure.run.name}: {failure.reason} (see {failure.log})")
-    console.print(f"Everything is in {output}; open {output / 'report.html'} in a browser.")
+    console.print(f"Everything is in {output}; open {page} in a browser.")
     return 1 if failures else 0
 
 

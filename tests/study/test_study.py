@@ -70,8 +70,9 @@ class TestPlan:
         assert len({run.key for run in runs}) == 4
         _, elsewhere = planned(tmp_path, scenes, set={"data.workers": 1, "train.device": "cpu"})
         assert [run.key for run in elsewhere] == [run.key for run in runs]
-        _, longer = planned(tmp_path, scenes, set={"train.steps": 5})
-        assert not {run.key for run in longer} & {run.key for run in runs}
+        for change in ({"train.steps": 5}, {"train.init_from": "weights.pth"}):
+            _, others = planned(tmp_path, scenes, set=change)
+            assert not {run.key for run in others} & {run.key for run in runs}
 
     def test_a_base_comes_first_and_is_part_of_the_key(self, tmp_path, scenes):
         _, plain = planned(tmp_path, scenes)

@@ -139,9 +139,10 @@ class PlannedRun:
     @property
     def key(self) -> str:
         """A hash of every setting that changes the result, with those of the run that it starts from."""
-        values = {
-            k: v for k, v in flatten(self.config.model_dump(mode="json")).items() if not k.startswith(_NOT_HASHED)
-        }
+        settings = flatten(self.config.model_dump(mode="json"))
+        values = {key: value for key, value in settings.items() if not key.startswith(_NOT_HASHED)}
+        if self.start is None and self.config.train.init_from is not None:
+            values["train.init_from"] = str(self.config.train.init_from)
         text = json.dumps([values, self.start.key if self.start else None], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

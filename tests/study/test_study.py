@@ -197,8 +197,9 @@ class TestRun:
         assert main([*arguments[:-4], "--only", "bse"]) == 2
 
     @pytest.mark.slow
-    def test_interrupted_inside_a_run_it_resumes_to_the_same_result(self, finished, tmp_path, scenes):
-        """Ctrl-C: the running training writes a checkpoint; the same command continues."""
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    def test_interrupted_inside_a_run_it_resumes_to_the_same_result(self, tmp_path, scenes, number, code):
+        """The running training writes a checkpoint and ends; the same command continues."""
         file = study_file(tmp_path, scenes, seeds=[0], variants={"base": {}}, set={"train.steps": 30})
         command = [sys.executable, "-m", "uniquery", "study", str(file), "--output", str(tmp_path / "out")]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -206,8 +207,11 @@ class TestRun:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and (not log.is_file() or len(log.read_text().splitlines()) < 3):
             time.sleep(0.05)
-        os.kill(process.pid, signal.SIGINT)
-        assert process.wait(60) == 130
+        os.kill(process.pid, number)
+        assert process.wait(60) == code
+        stopped = log.read_text()
+        time.sleep(1)
+        assert log.read_text() == stopped  # no training is left behind
         assert not (tmp_path / "out" / "tiny" / "results" / "scenes--base--seed0.json").exists()
         assert main(command[3:]) == 0
         resumed = read_result(tmp_path / "out" / "tiny" / "results" / "scenes--base--seed0.json")

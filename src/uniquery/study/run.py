@@ -14,6 +14,7 @@ from pathlib import Path
 
 from uniquery.errors import UserError
 from uniquery.files import make_folder, write_atomically
+from uniquery.signals import stop_requests
 from uniquery.study.plan import PlannedRun
 from uniquery.study.results import read_result, result_file
 from uniquery.training.config import to_yaml
@@ -72,32 +73,38 @@ def run_study(
         The runs that failed.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C; all running trainings have written a checkpoint.
+        KeyboardInterrupt: SIGINT came, and all running trainings have written a checkpoint.
+        SystemExit: SIGTERM came, likewise.
     """
     for folder in ("configs", "logs", "results", "runs"):
         make_folder(output / folder)
     waiting = [run for run in runs if not is_done(run, output)]
     failed: list[Failure] = []
     running: dict[str, tuple[PlannedRun, subprocess.Popen[bytes]]] = {}
-    try:
-        while waiting or running:
-            while len(running) < jobs and (run := _next_ready(waiting, output)):
-                waiting.remove(run)
-                running[run.name] = run, _start(run, output, diagnose_images)
-                report(run, "started")
-            if not running and waiting:  # their base failed
-                failed += [Failure(run, "the base that it starts from failed", _log(run, output)) for run in waiting]
-                break
-            time.sleep(_POLL_SECONDS)
-            for name, (run, process) in list(running.items()):
-                if process.poll() is not None:
-                    del running[name]
-                    succeeded = process.returncode == 0
-                    if not succeeded:
-                        failed.append(Failure(run, _last_line(_log(run, output)), _log(run, output)))
-                    report(run, "done" if succeeded else "failed")
-    finally:
-        _stop([process for _, process in running.values()])
+    with stop_requests() as stop:
+        try:
+            while (waiting or running) and not stop:
+                while len(running) < jobs and (run := _next_ready(waiting, output)):
+                    waiting.remove(run)
+                    running[run.name] = run, _start(run, output, diagnose_images)
+                    report(run, "started")
+                if not running and waiting:  # their base failed
+                    failed += [
+                        Failure(run, "the base that it starts from failed", _log(run, output)) for run in waiting
+                    ]
+                    break
+                time.sleep(_POLL_SECONDS)
+                for name, (run, process) in list(running.items()):
+                    if process.poll() is not None:
+                        del running[name]
+                        succeeded = process.returncode == 0
+                        if not succeeded:
+                            failed.append(Failure(run, _last_line(_log(run, output)), _log(run, output)))
+                        report(run, "done" if succeeded else "failed")
+        finally:
+            _stop([process for _, process in running.values()])
+    if stop:
+        stop.exit()
     return failed
 
 

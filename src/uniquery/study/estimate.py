@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from statistics import fmean
 
 import torch
 
@@ -15,7 +16,7 @@ from uniquery.training.phase_clock import PhaseClock
 from uniquery.training.run import build_run
 from uniquery.training.step import compute_gradients, update_weights
 
-_WARM_UP, _MEASURED = 1, 2
+_MEASURED_STEPS = 3
 
 
 def seconds_per_step(config: Config) -> tuple[float, int]:
@@ -23,17 +24,16 @@ def seconds_per_step(config: Config) -> tuple[float, int]:
     torch.manual_seed(config.seed)
     data, _ = load_splits(config)
     run = build_run(config, data, pretrained=False)
-    clock = PhaseClock(run.device)
-    count = min(_WARM_UP + _MEASURED, run.steps)
-    start = time.perf_counter()
+    clock, times = PhaseClock(run.device), []
+    count = min(_MEASURED_STEPS, run.steps)
     with closing(training_batches(run, data, steps=(0, count), workers=0)) as batches:
-        for step in range(count):
-            if step == min(_WARM_UP, count - 1):
-                start = time.perf_counter()
+        for _ in range(count):
+            start = time.perf_counter()
             result = compute_gradients(run, batches, clock)
             update_weights(run, result.grad_norm, clock)
             run.step += 1
-    return (time.perf_counter() - start) / max(1, count - min(_WARM_UP, count - 1)), run.steps
+            times.append(time.perf_counter() - start)
+    return fmean(times[1:] or times), run.steps  # the first step is slower
 
 
 def estimate_runs(runs: Sequence[PlannedRun]) -> dict[str, float]:

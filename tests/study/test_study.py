@@ -89,6 +89,34 @@ class TestPlan:
         with pytest.raises(ConfigError, match=r"no scale 'papr'.*Did you mean 'paper'"):
             study.at_scale("papr")
 
+    def test_keys_that_hold_only_where_their_table_is_used(self, tmp_path, scenes):
+        variants = {
+            "base": {},
+            "inter": {"set": {"querying.inter": {}}},
+            "inter, weight": {"set": {"querying.inter.weight": 0.1}},
+            "inter, own cap": {"set": {"querying.inter": {}, "querying.inter.max_queries": 5}},
+            "off": {"set": {"querying.inter": None}},
+        }
+        _, runs = planned(tmp_path, scenes, variants=variants, set_if_used={"querying.inter.max_queries": 64}, seeds=1)
+        inter = [run.config.querying.inter for run in runs]
+        assert [settings and settings.max_queries for settings in inter] == [None, 64, 64, 5, None]
+        assert (inter[2].weight, inter[2].max_queries) == (0.1, 64)
+
+    def test_a_scale_may_change_variants(self, tmp_path, scenes):
+        jitter = {"data.augment": [{"op": "short_side"}]}
+        study, _ = planned(
+            tmp_path,
+            scenes,
+            set_if_used={"querying.inter.max_queries": 64},
+            scales={"paper": {"variants": {"wider jitter": jitter}, "set_if_used": {}}},
+        )
+        paper = study.at_scale("paper")
+        assert paper.settings_of("wider jitter") == jitter
+        assert paper.variants["wider jitter"].paper == {"AP": 1.5}
+        assert (study.set_if_used, paper.set_if_used) == ({"querying.inter.max_queries": 64}, {})
+        with pytest.raises(ConfigError, match="'scales' names 'jitter', which is not a variant"):
+            planned(tmp_path, scenes, scales={"paper": {"variants": {"jitter": {}}}})
+
     @pytest.mark.parametrize(
         ("changes", "message"),
         [

@@ -9,6 +9,7 @@ import yaml
 from helpers.coco_files import assert_one_sentence
 from uniquery.cli import main
 from uniquery.errors import ConfigError
+from uniquery.querying import PRESETS, EquivarianceSettings, InterSceneSettings, PairLoss, QueryingSettings
 from uniquery.segmenters import DEFAULT_SEGMENTER
 from uniquery.training.config import Config, load_config, parse_config, to_yaml
 from uniquery.training.config_files import merge, read_with_bases, shipped_configs
@@ -29,6 +30,30 @@ data:
 optim: {name: sgd, lr: 0.01, lr_batch: 16, momentum: 0.9, weight_decay: 1.0e-4}
 schedule: {name: polynomial, power: 0.9, warmup_steps: 1000, warmup_factor: 0.001}
 train: {epochs: 12, batch_size: 16, eval_every: 10000, save_every: 2000, log_every: 20}
+""",
+    "demo": """
+name: demo
+model:
+  name: solov2
+  channels: 64
+  head_channels: 96
+  head_convs: 2
+  mask_channels: 64
+  kernel_channels: 64
+  grids: [24, 16, 12, 8]
+  size_ranges: [[1, 36], [24, 64], [48, 112], [80, 2048]]
+  max_queries: 400
+backbone: {name: efficientnet_lite0, weights: imagenet, norm: frozen, frozen_stages: 1}
+data:
+  augment:
+    - {op: flip, p: 0.5}
+    - {op: flip, p: 0.5, axis: vertical}
+    - {op: scale_jitter, range: [0.9, 1.5], size: 192}
+  test_size: {short: 192, longest: 192}
+  workers: 1
+optim: {name: adamw, lr: 2.0e-3, weight_decay: 0.01, norm_weight_decay: 0.0, backbone_lr_factor: 0.3, clip_norm: 10.0}
+schedule: {name: polynomial, power: 0.9, warmup_steps: 50}
+train: {steps: 360, batch_size: 8, ema: 0.98, eval_every: 180, save_every: 180, log_every: 20}
 """,
     "scenes/solov2_lite0": """
 name: scenes_solov2
@@ -326,3 +351,42 @@ def test_reading_does_not_change_what_the_next_reading_gives(write):
     content = read_with_bases(file)
     content["train"]["steps"] = 1
     assert read_with_bases(file)["train"]["steps"] != 1
+
+
+class TestPresets:
+    def querying(self, write, text, *overrides):
+        return load_config(write("mine.yaml", text), overrides).querying
+
+    def test_a_name_or_a_table_with_changes(self, write):
+        paper = self.querying(write, "querying: paper\n")
+        assert paper == QueryingSettings(inter=InterSceneSettings(), equivariance=EquivarianceSettings())
+        changed = self.querying(write, "querying: {preset: paper, inter: {loss: {gamma: 1}}, equivariance: null}\n")
+        assert changed == QueryingSettings(inter=InterSceneSettings(loss=PairLoss(gamma=1)))
+
+    @pytest.mark.parametrize("name", PRESETS)
+    def test_every_preset_is_valid_and_resolved_in_the_run_s_configuration(self, name, write):
+        config = load_config(write("mine.yaml", f"querying: {name}\n"))
+        assert "preset" not in to_yaml(config)
+        assert parse_config(yaml.safe_load(to_yaml(config)), where="resolved") == config
+
+    def test_overrides_change_a_preset(self, write):
+        text = "querying: paper\n"
+        changed = self.querying(write, text, "querying.inter.weight=0.1")
+        assert (changed.inter.weight, changed.equivariance.weight) == (0.1, 3.0)
+        assert self.querying(write, text, "querying={}") == QueryingSettings()
+        assert self.querying(write, "seed: 1\n", "querying=paper").inter.weight == 1.0
+
+    def test_a_file_changes_the_preset_of_its_base(self, write):
+        write("base.yaml", "querying: paper\n")
+        assert self.querying(write, "base: base.yaml\nquerying: {inter: {weight: 0.1}}\n").equivariance.weight == 3.0
+        assert self.querying(write, "base: base.yaml\nquerying: recommended\n") == QueryingSettings.model_validate(
+            PRESETS["recommended"]
+        )
+
+    def test_a_preset_replaces_what_the_base_wrote_out(self, write):
+        write("base.yaml", "querying: {inter: {weight: 0.1}}\n")
+        assert self.querying(write, "base: base.yaml\nquerying: {preset: paper}\n").inter.weight == 1.0
+
+    @pytest.mark.parametrize("text", ["querying: papre\n", "querying: {preset: papre}\n"])
+    def test_no_such_preset(self, write, text):
+        assert "no preset 'papre'; write paper or recommended. Did you mean 'paper'?" in refused(write("a.yaml", text))

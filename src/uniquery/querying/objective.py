@@ -20,25 +20,12 @@ from uniquery.querying.keyed_random import keyed_generator
 from uniquery.querying.memory import InstancePixels, PixelMemory
 from uniquery.querying.sampling import instance_cells, sample_pixels
 from uniquery.querying.transforms import Transform
-from uniquery.settings import Settings
 from uniquery.structures import Images, Queries, Targets, index_in_batch
 
 _LOGGED_QUERIES, _LOGGED_PIXELS = 64, 2048
 _VIEWS, _PIXELS, _NEGATIVES, _QUERIES, _KEPT = range(5)  # keys of random numbers: what they are drawn for
 
 Phase = Callable[[str], AbstractContextManager[None]]
-
-
-class QueryingSettings(Settings):
-    """The two parts of the method; a part that is left out is off."""
-
-    inter: InterSceneSettings | None = None
-    equivariance: EquivarianceSettings | None = None
-
-    @property
-    def forwards_per_image(self) -> int:
-        """Forward passes with the base loss per loaded image: 2 with paired views."""
-        return 2 if self.equivariance and self.equivariance.views == "paired" else 1
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,8 @@ class ScaleSettings(Settings):
 
     config: str | None = None
     set: dict[str, Any] = Field({}, description="config keys of all runs at this scale")
+    set_if_used: dict[str, Any] | None = Field(None, description="instead of the study's")
+    variants: dict[str, dict[str, Any]] = Field({}, description="config keys of variants, instead of the study's")
     seeds: tuple[NonNegativeInt, ...] | None = None
 
 
@@ -65,6 +67,7 @@ class StudySettings(Settings):
     title: str = ""
     config: str = Field(description="configuration of all runs: a shipped name or a path")
     set: dict[str, Any] = Field({}, description="config keys of all runs")
+    set_if_used: dict[str, Any] = Field({}, description="config keys of the runs whose variant sets their table")
     control: str = Field(description="the variant that the others are compared with")
     variants: dict[str, VariantSettings] = Field(min_length=1)
     seeds: Annotated[tuple[NonNegativeInt, ...], BeforeValidator(_seeds)] = Field((0, 1, 2), min_length=1)
@@ -76,6 +79,9 @@ class StudySettings(Settings):
     @model_validator(mode="after")
     def _controls_exist(self) -> StudySettings:
         controls = {"control": self.control} | {f"variants.{v}.control": s.control for v, s in self.variants.items()}
+        unknown = [name for scale in self.scales.values() for name in scale.variants if name not in self.variants]
+        if unknown:
+            raise ValueError(f"'scales' names '{unknown[0]}', which is not a variant")
         for key, name in controls.items():
             if name is not None and name not in self.variants:
                 raise ValueError(f"'{key}' is '{name}', which is not a variant.{did_you_mean(name, self.variants)}")
@@ -104,13 +110,38 @@ class StudySettings(Settings):
                 f"The study has no scale '{scale}'; it has {', '.join(known)}.{did_you_mean(scale, known)}"
             )
         change = self.scales[scale]
+        variants = {
+            name: variant.model_copy(update={"set": change.variants.get(name, variant.set)})
+            for name, variant in self.variants.items()
+        }
         return self.model_copy(
             update={
                 "config": change.config or self.config,
                 "set": {**self.set, **change.set},
+                "set_if_used": self.set_if_used if change.set_if_used is None else change.set_if_used,
+                "variants": variants,
                 "seeds": change.seeds or self.seeds,
             }
         )
+
+    def settings_of(self, variant: str) -> dict[str, Any]:
+        """All config keys of a variant. `set_if_used` holds for the tables that the variant sets to something.
+
+        >>> study = StudySettings(
+        ...     name="s", config="demo", control="a", set_if_used={"querying.inter.max_queries": 64},
+        ...     variants={"a": VariantSettings(), "b": VariantSettings(set={"querying.inter": {}})},
+        ... )
+        >>> study.settings_of("a"), study.settings_of("b")
+        ({}, {'querying.inter': {}, 'querying.inter.max_queries': 64})
+        """
+        own = self.variants[variant].set
+        used = {key for key, value in own.items() if value is not None}
+        where_used = {
+            key: value
+            for key, value in self.set_if_used.items()
+            if key not in own and any(f"{name}.".startswith(f"{key.rpartition('.')[0]}.") for name in used)
+        }
+        return {**self.set, **own, **where_used}
 
 
 @dataclass(frozen=True)
@@ -193,8 +224,8 @@ def plan_runs(study: StudySettings, data: dict[str, DataSettings], output: Path)
             runs.append(starts[name])
     for seed in study.seeds:
         for name, split in data.items():
-            for variant, change in study.variants.items():
-                settings = {**study.set, **change.set}
+            for variant in study.variants:
+                settings = study.settings_of(variant)
                 runs.append(_planned(study, name, split, variant, seed, settings, output, starts.get(name)))
     return runs
 

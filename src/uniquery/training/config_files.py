@@ -16,7 +16,7 @@ Tables = dict[str, Any]
 Override = str | tuple[str, Any]  # "a.b=c" with a yaml value, or the key and the value
 
 _EITHER_OR = {"train.steps": "epochs", "train.epochs": "steps"}  # setting one of these removes the other
-_NAMED_TABLES = ("model", "backbone")  # their keys depend on their `name`
+_NAME_KEYS = {"model": "name", "backbone": "name", "querying": "preset"}  # the key that the others depend on
 
 
 def config_folder() -> Path:
@@ -96,7 +96,7 @@ def read_with_bases(path: Path, children: tuple[Path, ...] = ()) -> Tables:
 def merge(base: Tables, changes: Mapping[str, Any], path: str = "") -> Tables:
     """Tables with changes: tables merge key by key, everything else is replaced.
 
-    A `model` or `backbone` with another name replaces the whole table, as its keys belong to that name.
+    A `model` or `backbone` with another name, or `querying` with another preset, replaces the whole table.
 
     >>> merge({"model": {"name": "a", "x": 1}, "seed": 0}, {"model": "b"})
     {'model': 'b', 'seed': 0}
@@ -104,8 +104,8 @@ def merge(base: Tables, changes: Mapping[str, Any], path: str = "") -> Tables:
     merged = dict(base)
     for key, value in changes.items():
         before, place = base.get(key), f"{path}{key}"
-        if place in _NAMED_TABLES:
-            before = _same_name(before, value, _default_name(place))
+        if place in _NAME_KEYS:
+            before = _same_name(before, value, _NAME_KEYS[place], _default_name(place))
         if isinstance(before, dict) and isinstance(value, dict):
             merged[key] = merge(before, value, f"{place}.")
         else:
@@ -116,19 +116,19 @@ def merge(base: Tables, changes: Mapping[str, Any], path: str = "") -> Tables:
     return merged
 
 
-def _same_name(before: Any, value: Any, default: str | None) -> Any:
+def _same_name(before: Any, value: Any, name_key: str, default: str | None) -> Any:
     """The value before, as a table, if it has the name of the new value or none; else None."""
-    before = {"name": before} if isinstance(before, str) else before
+    before = {name_key: before} if isinstance(before, str) else before
     if not isinstance(before, dict) or not isinstance(value, dict):
         return None
-    name = before.get("name", default)
-    return before if name in (None, value.get("name", name)) else None
+    name = before.get(name_key, default)
+    return before if name in (None, value.get(name_key, name)) else None
 
 
 def _default_name(table: str) -> str | None:
     from uniquery.segmenters import DEFAULT_SEGMENTER  # imports torch, which listing configurations does not need
 
-    return DEFAULT_SEGMENTER.name if table == "model" else None
+    return {"model": DEFAULT_SEGMENTER.name, "querying": "none"}.get(table)
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -174,7 +174,7 @@ def _child(node: Any, key: str) -> Any:
         return node[int(key)]
     if isinstance(node, dict):
         if isinstance(node.get(key), str):  # `backbone: resnet50` becomes a table when a key below it is set
-            node[key] = {"name": node[key]}
+            node[key] = {_NAME_KEYS.get(key, "name"): node[key]}
         if node.get(key) is None:
             node[key] = {}
         return node[key]

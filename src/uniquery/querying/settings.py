@@ -21,7 +21,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 class QueryingSettings(Settings):
     """The two parts of the method; a part that is left out is off.
 
-    Instead, the name of a preset: `querying: paper`; or with changes: `querying: {preset: paper, inter: {weight: 0.1}}`.
+    Instead, the name of a preset: `querying: paper`; or changed: `querying: {preset: paper, inter: {weight: 0.1}}`.
 
     >>> QueryingSettings.model_validate({"preset": "paper", "inter": None}).equivariance.weight
     3.0

@@ -418,7 +418,7 @@ def test_the_demo(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "runs" / "demo"
     page = (folder / "report.html").read_text()
     terms = {}
-    for name in ("plain", "unique-querying"):
+    for name in ("plain", "paper"):
         run = folder / name
         assert name in page
         assert name in out
@@ -430,5 +430,7 @@ def test_the_demo(tmp_path, monkeypatch, capsys):
         assert 0 < figures["cross_scene"]["mean"] < 1
         assert f"{100 * figures['cross_scene']['mean']:.2f} %" in out
         assert Image.open(run / "diagnose.png").size[0] > 150
-    assert terms["unique-querying"] - terms["plain"] == {"loss_inter", "loss_equi"}
+    assert terms["paper"] - terms["plain"] == {"loss_inter", "loss_equi"}
     assert page.count("<svg") > 1
+    assert "paper minus plain, best weights of each:" in page
+    assert "our recommended setting" in page

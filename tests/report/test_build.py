@@ -1,5 +1,6 @@
 """A run folder becomes a page; images that cannot be drawn cost only the images."""
 
+import json
 import shutil
 
 import pytest
@@ -7,7 +8,9 @@ import pytest
 import uniquery
 from helpers.small_runs import small_config
 from uniquery.errors import UserError
-from uniquery.report.build import build_report, read_examples
+from uniquery.evaluation.compare import ImageInterval
+from uniquery.report.build import build_report, difference_over_images, read_examples
+from uniquery.training.run_folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +27,29 @@ def test_the_page_is_in_the_first_folder_unless_said_otherwise(copy, tmp_path):
     assert build_report([copy, copy]) == copy / "report.html"
     assert build_report([copy], tmp_path / "new" / "page.html") == tmp_path / "new" / "page.html"
     assert "<svg" in (tmp_path / "new" / "page.html").read_text()
+
+
+def test_the_difference_of_two_runs_has_an_interval_over_images(copy, run, tmp_path):
+    perfect = copy.rename(tmp_path / "perfect")
+    config = RunFolder(perfect).read_config()
+    truth = json.loads(config.data.val.annotations.read_text())["annotations"]
+    results = [{**{k: a[k] for k in ("image_id", "category_id", "segmentation")}, "score": 0.9} for a in truth]
+    (perfect / "predictions.json").write_text(json.dumps(results))
+    interval = difference_over_images(run, perfect)
+    assert 50 < interval.low <= interval.delta <= interval.high <= 100
+    assert difference_over_images(run, run) == ImageInterval(0, 0, 0)
+    html = build_report([run, perfect], tmp_path / "page.html", intro="Read <me>.").read_text()
+    assert f"perfect minus {run.name}, best weights of each: +{interval.delta:.1f}" in html
+    assert "Read &lt;me&gt;." in html
+
+
+def test_runs_on_different_data_have_no_common_interval(copy, run, tmp_path):
+    config = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(config.replace("val.json", "train.json"))
+    assert difference_over_images(run, copy) is None
+    (copy / "predictions.json").unlink()
+    assert difference_over_images(copy, copy) is None
+    assert "best weights of each" not in build_report([run, copy], tmp_path / "page.html").read_text()
 
 
 def test_examples_are_validation_images_with_their_instances(run, scenes):

@@ -10,9 +10,11 @@ from typing import Any
 
 from uniquery.data.dataset import Dataset
 from uniquery.errors import UserError
+from uniquery.evaluation.compare import ImageInterval, bootstrap_over_images
 from uniquery.report.drawings import LabeledMask
 from uniquery.report.page import Example, render, write_report
 from uniquery.report.runs import load_run
+from uniquery.report.tables import format_interval
 from uniquery.training.batches import open_validation_data
 from uniquery.training.run_folder import RunFolder
 from uniquery.weights.model_file import read_model_info
@@ -22,13 +24,18 @@ MIN_SCORE = 0.5  # smallest score of a prediction that is drawn
 
 
 def build_report(
-    folders: Sequence[Path], page: Path | None = None, *, warn: Callable[[str], object] = warnings.warn
+    folders: Sequence[Path],
+    page: Path | None = None,
+    *,
+    intro: str = "",
+    warn: Callable[[str], object] = warnings.warn,
 ) -> Path:
     """Writes the page of one run, or of several compared with the first.
 
     Args:
         folders: run folders.
         page: the file to write, by default report.html in the first folder.
+        intro: a paragraph below the heading.
         warn: called with a sentence if the images of a run cannot be drawn.
 
     Returns:
@@ -39,8 +46,42 @@ def build_report(
     """
     page = RunFolder(folders[0]).report_file if page is None else page
     runs = [(load_run(folder), read_examples(folder, warn=warn)) for folder in folders]
-    write_report(page, render(runs, " and ".join(folder.resolve().name for folder in folders)))
+    title = " and ".join(folder.resolve().name for folder in folders)
+    differences = [sentence for folder in folders[1:] if (sentence := _difference(folders[0], folder))]
+    write_report(page, render(runs, title, intro=intro, differences=differences))
     return page
+
+
+def difference_over_images(first: Path, second: Path) -> ImageInterval | None:
+    """Mask AP of the second run's best weights minus that of the first's, on the validation images that both share.
+
+    Returns:
+        None if they were evaluated on different data, or if data or predictions are no longer there.
+    """
+    runs = RunFolder(first), RunFolder(second)
+    try:
+        configs = [run.read_config() for run in runs]
+        split, classes = configs[0].data.val, [[c.name for c in read_model_info(run.path).categories] for run in runs]
+        if split is None or split != configs[1].data.val or classes[0] != classes[1]:
+            return None
+        truth = open_validation_data(split, classes[0]).ground_truth()
+        results = [run.read_predictions() for run in runs]
+    except (UserError, ValueError, KeyError):  # the examples of the page warn about it
+        return None
+    limit = min(config.eval.max_detections for config in configs)
+    return bootstrap_over_images(truth, *results, max_detections=limit)
+
+
+def _difference(first: Path, second: Path) -> str | None:
+    """The difference of two runs as a sentence."""
+    interval = difference_over_images(first, second)
+    if interval is None:
+        return None
+    difference = format_interval(interval.delta, interval.low, interval.high)
+    return (
+        f"{second.name} minus {first.name}, best weights of each: {difference} mask AP; the 95 % interval is over the "
+        "validation images. It says nothing about other seeds: 'uniquery study' measures those."
+    )
 
 
 def read_examples(folder: Path, *, warn: Callable[[str], object] = warnings.warn) -> list[Example]:

@@ -47,12 +47,20 @@ class Example:
     predicted: Sequence[LabeledMask]
 
 
-def render(runs_with_examples: Sequence[tuple[RunRecord, Sequence[Example]]], title: str) -> str:
+def render(
+    runs_with_examples: Sequence[tuple[RunRecord, Sequence[Example]]],
+    title: str,
+    *,
+    intro: str = "",
+    differences: Sequence[str] = (),
+) -> str:
     """The page as html. Several runs share their charts, and numbers are compared with those of the first run.
 
     Args:
         runs_with_examples: each run with its images; images of the same name stand beside each other.
         title: the heading.
+        intro: a paragraph below it.
+        differences: sentences about how much the runs differ, below the comparison.
 
     Raises:
         ValueError: there is no run.
@@ -69,6 +77,8 @@ def render(runs_with_examples: Sequence[tuple[RunRecord, Sequence[Example]]], ti
     recalls = [row for row in rows if row.name.startswith("AR")]
     return page_template("report.html.j2").render(
         title=title,
+        intro=intro,
+        differences=differences,
         labels=labels,
         folders=[str(run.folder) for run in runs],
         num_colors=NUM_COLORS,
@@ -86,7 +96,7 @@ def render(runs_with_examples: Sequence[tuple[RunRecord, Sequence[Example]]], ti
         responses=[_response(run) for run in runs],
         phases=_phases(runs),
         environment=text_rows([run.environment for run in runs]),
-        differences=[row for row in text_rows([run.config for run in runs]) if row.differs],
+        config_differences=[row for row in text_rows([run.config for run in runs]) if row.differs],
         configs=[run.config_text for run in runs],
     )
 

@@ -192,3 +192,13 @@ def _milliseconds(seconds: float | None, total: float) -> Cell:
     if seconds is None or total <= 0:
         return Cell(NOT_AVAILABLE)
     return Cell(f"{seconds * 1e3:,.1f} ms", f"{seconds / total:.0%}")
+
+
+def format_interval(value: float, low: float | None, high: float | None) -> str:
+    """A difference and its interval as text.
+
+    >>> format_interval(1.0, -0.25, 2.25), format_interval(-0.5, None, None)
+    ('+1.0 (−0.2 to +2.2)', '−0.5')
+    """
+    text = f"{value:+.1f}" + (f" ({low:+.1f} to {high:+.1f})" if low is not None and high is not None else "")
+    return text.replace("-", "−")

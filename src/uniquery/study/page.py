@@ -15,7 +15,7 @@ from uniquery.files import write_atomically
 from uniquery.report.charts import NUM_COLORS, Interval, Series, interval_chart, line_chart
 from uniquery.report.page import page_template, write_report
 from uniquery.report.scales import as_points
-from uniquery.report.tables import duration
+from uniquery.report.tables import duration, format_interval
 from uniquery.study.pictures import differing_images
 from uniquery.study.plan import PlannedRun, StudySettings
 from uniquery.study.results import Row
@@ -45,23 +45,13 @@ def _cells(study: StudySettings, row: Row) -> dict[str, str]:
         "control": row.control or "",
         "seeds": str(len(row.results)),
         "score": format_percent(row.mean, 1) + spread,
-        "difference": _interval(difference.mean, difference.low, difference.high) if difference else "",
-        "images": _interval(images.delta, images.low, images.high) if images else "",
+        "difference": format_interval(difference.mean, difference.low, difference.high) if difference else "",
+        "images": format_interval(images.delta, images.low, images.high) if images else "",
         "verdict": row.verdict,
         "paper": "  ".join(f"{name} {value:g}" for name, value in paper.items()),
         "time": duration(statistics.fmean(result.seconds for result in row.results)),
         "memory": f"{max(result.peak_memory_gb for result in row.results):.2f} GB",
     }
-
-
-def _interval(value: float, low: float | None, high: float | None) -> str:
-    """A difference and its interval as text.
-
-    >>> _interval(1.0, -0.25, 2.25), _interval(-0.5, None, None)
-    ('+1.0 (−0.2 to +2.2)', '−0.5')
-    """
-    text = f"{value:+.1f}" + (f" ({low:+.1f} to {high:+.1f})" if low is not None and high is not None else "")
-    return text.replace("-", "−")
 
 
 def write_summary(study: StudySettings, rows: Sequence[Row], path: Path) -> None:

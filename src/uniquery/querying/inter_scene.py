@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -61,6 +62,13 @@ class PairLoss(Settings):
             modulating.mul_(weight)
         return torch.linalg.vecdot(modulating, minus_base).neg_(), modulating.mul_(derivative)
 
+    def of_logits(self, x: Tensor) -> Tensor:
+        """The loss of each logit against target 0, with the weight, as an ordinary differentiable function."""
+        p = x.sigmoid()
+        if self.name in ("l1", "l2"):
+            return p if self.name == "l1" else p.square()
+        return self.weight * p.pow(self._gamma) * F.softplus(x)
+
     @property
     def _gamma(self) -> float:
         """Cross-entropy is the focal loss with γ = 0."""
@@ -104,6 +112,9 @@ class InterSceneSettings(Settings):
     )
     relative: bool = Field(
         False, description="compare with the query's mean logit on its own instance: x = s' − s⁺; matched queries only"
+    )
+    live: bool = Field(
+        False, description="negatives are the other images of the forward, and gradients reach their features too"
     )
     layers: Literal["last", "all"] = Field("last", description="decoder layers whose queries take part")
     gather: bool = Field(True, description="all processes share their pixels; false: a memory per process")

@@ -21,7 +21,7 @@ from uniquery.masks.geometry import mask_boxes
 from uniquery.masks.losses import dice
 from uniquery.masks.paste import rle_boxes
 from uniquery.masks.suppression import matrix_nms
-from uniquery.segmenters import grid, solov2
+from uniquery.segmenters import grid, grid_segmenter
 from uniquery.segmenters.grid import find_peaks, positive_cells, quarter_masks
 from uniquery.segmenters.solov2 import SOLOv2, SOLOv2Config
 from uniquery.structures import Images, Queries, Targets
@@ -183,16 +183,16 @@ class TestLosses:
         whole = gradients(model, images, targets)
         said = [[], []]
         for mine, half in zip(said, halves, strict=True):
-            for module in (parallel, solov2):
+            for module in (parallel, grid_segmenter):
                 monkeypatch.setattr(module, "all_reduce_mean", lambda v, mine=mine: mine.append(v) or v)
             gradients(model, *half)
         means = [(a + b) / 2 for a, b in zip(*said, strict=True)]
-        for module in (parallel, solov2):
+        for module in (parallel, grid_segmenter):
             monkeypatch.setattr(module, "get_world_size", lambda: 2)
         parts = []
         for half in halves:
             told = iter(means)
-            for module in (parallel, solov2):
+            for module in (parallel, grid_segmenter):
                 monkeypatch.setattr(module, "all_reduce_mean", lambda _, told=told: next(told))
             parts.append(gradients(model, *half))
         for name, gradient in whole.items():

@@ -16,7 +16,8 @@ from helpers.reference import reference
 from helpers.small_segmenters import NUM_CLASSES, drawn, small
 from uniquery import parallel
 from uniquery.backbones.resnet import ResNet
-from uniquery.layers.winograd import SharedConv3x3, Winograd
+from uniquery.layers import winograd
+from uniquery.layers.winograd import Winograd
 from uniquery.masks.geometry import mask_boxes
 from uniquery.masks.losses import dice
 from uniquery.masks.paste import rle_boxes
@@ -235,7 +236,7 @@ class TestForward:
         outputs, found = model(batch[0]), gradients(model, *batch)
         assert sorted(shape[1] for shape in calls[:4]) == [256, 256, 256, 258]  # all of both towers
         calls.clear()
-        monkeypatch.setattr(SharedConv3x3, "_use_winograd", lambda *_: False)
+        monkeypatch.setattr(winograd, "_use_winograd", lambda *_: False)
         expected, wanted = model(batch[0]), gradients(model, *batch)
         assert not calls
         close = {"rtol": 1e-9, "atol": 1e-11}

@@ -41,19 +41,20 @@ class SharedConv3x3(nn.Conv2d):
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:  # type: ignore[override]
         """(B, C, h, w) of each size → (B, O, h, w)."""
-        if not self._use_winograd(maps[0]):
-            return [super(SharedConv3x3, self).forward(x) for x in maps]
-        outputs = Winograd.apply(self.weight, *maps)  # type: ignore[no-untyped-call]
-        return list(outputs) if self.bias is None else [y + self.bias[:, None, None] for y in outputs]
+        return shared_conv3x3(maps, self.weight, self.bias)
 
-    def _use_winograd(self, x: Tensor) -> bool:
-        is_full_precision = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(x.device.type)
-        return (
-            x.device.type == "cpu"
-            and is_full_precision
-            and len(x) > 0
-            and min(self.in_channels, self.out_channels) >= _MIN_CHANNELS
-        )
+
+def shared_conv3x3(maps: Sequence[Tensor], kernel: Tensor, bias: Tensor | None = None) -> list[Tensor]:
+    """(B, C, h, w) of each size, (O, C, 3, 3), (O,) → (B, O, h, w): stride 1, padding 1."""
+    if not _use_winograd(maps[0], kernel):
+        return [F.conv2d(x, kernel, bias, padding=1) for x in maps]
+    outputs = Winograd.apply(kernel, *maps)  # type: ignore[no-untyped-call]
+    return list(outputs) if bias is None else [y + bias[:, None, None] for y in outputs]
+
+
+def _use_winograd(x: Tensor, kernel: Tensor) -> bool:
+    is_full_precision = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(x.device.type)
+    return x.device.type == "cpu" and is_full_precision and len(x) > 0 and min(kernel.shape[:2]) >= _MIN_CHANNELS
 
 
 class Winograd(torch.autograd.Function):

@@ -156,9 +156,9 @@ class ConvBranches(nn.Module):
         """(B, h, w, C) of several sizes → the same shapes."""
         # Both branches are two convolutions: of C channels to 2 C, and of these to their sum.
         weight, bias = (torch.cat([getattr(conv, name) for conv in self.first]) for name in ("weight", "bias"))
-        hidden = shared_conv3x3([x.permute(0, 3, 1, 2) for x in maps], weight, bias)
+        hidden = shared_conv3x3([x.permute(0, 3, 1, 2) for x in maps], weight, bias, large_tiles=True)
         hidden = [F.leaky_relu_(x) for x in hidden]
         gated = list(zip(self.gates, self.second, strict=True))
         weight = torch.cat([gate * conv.weight for gate, conv in gated], dim=1)
         bias = torch.stack([gate * conv.bias for gate, conv in gated]).sum(0)
-        return [y.permute(0, 2, 3, 1) for y in shared_conv3x3(hidden, weight, bias)]
+        return [y.permute(0, 2, 3, 1) for y in shared_conv3x3(hidden, weight, bias, large_tiles=True)]

@@ -94,7 +94,7 @@ def test_two_processes_learn_what_one_does(runs):
         torch.testing.assert_close(after[name], tensor, rtol=1e-4, atol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
 
 
-@pytest.mark.parametrize("name", sorted(SMALL))
+@pytest.mark.parametrize("name", sorted(set(SMALL) - {"condinst"}))  # which the other tests train
 def test_every_segmenter_learns_in_two_processes_what_it_does_in_one(name, tmp_path):
     config = small_config(tmp_path, small_scenes(tmp_path), model=SMALL[name].model_dump(mode="json"))
     for run_name, processes in (("one", 1), ("two", 2)):

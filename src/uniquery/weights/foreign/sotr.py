@@ -1,5 +1,6 @@
 """Between the state dict keys of SOTR's checkpoints and ours."""
 
+import re
 from collections.abc import Mapping
 
 from torch import Tensor
@@ -7,7 +8,7 @@ from torch import Tensor
 from uniquery.weights.foreign.renaming import KeyPairs, rename_prefix
 
 _BLOCK = "cate_head.transformer.layers.blocks.{}."
-_MOST_LAYERS = 64  # the original has 12
+_NUMBER = re.compile(r"(?:cate_head\.transformer\.layers\.blocks|transformer)\.(\d+)\.")
 _PYRAMID: KeyPairs = (
     ("backbone.bottom_up.", "backbone."),
     *((f"backbone.fpn_lateral{i}.", f"fpn.laterals.{2**i}.") for i in range(2, 6)),
@@ -20,25 +21,8 @@ _ATTENTION = (
     ("fn.fn.to_out.", "output."),
 )
 _CONVS = (("g", "gates.{}"), ("fn.0.", "first.{}."), ("fn.2.", "second.{}."))
-# Blocks of attention and of convolutions take turns.
-_TRANSFORMER: KeyPairs = tuple(
-    pair
-    for layer in range(_MOST_LAYERS)
-    for branch, axis in enumerate(("columns", "rows"))
-    for pair in (
-        *(
-            (f"{_BLOCK.format(2 * layer)}{branch}.{theirs}", f"transformer.{layer}.{axis}.{ours}")
-            for theirs, ours in _ATTENTION
-        ),
-        *(
-            (f"{_BLOCK.format(2 * layer + 1)}{branch}.{theirs}", f"transformer.{layer}.convs.{ours.format(branch)}")
-            for theirs, ours in _CONVS
-        ),
-    )
-)
-_SOTR: KeyPairs = (
+_OUTSIDE: KeyPairs = (
     *_PYRAMID,
-    *_TRANSFORMER,
     ("cate_head.cate_pred.", "classes."),
     ("cate_head.kernel_pred.", "kernels."),
     ("mask_head.convs_all_levels.0.conv0.", "mask_head.refine.0."),
@@ -64,7 +48,8 @@ def sotr_names(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
     >>> list(sotr_names({"cate_head.transformer.layers.blocks.3.1.fn.0.bias": torch.zeros(1)}))
     ['transformer.1.convs.first.1.bias']
     """
-    return {rename_prefix(name, _SOTR): tensor for name, tensor in foreign.items()}
+    pairs = _pairs(foreign)
+    return {rename_prefix(name, pairs): tensor for name, tensor in foreign.items()}
 
 
 def original_sotr_names(ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -74,4 +59,23 @@ def original_sotr_names(ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
     >>> list(original_sotr_names({"transformer.1.rows.gate": torch.zeros(1)}))
     ['cate_head.transformer.layers.blocks.2.1.fn.g']
     """
-    return {rename_prefix(name, _SOTR, to_ours=False): tensor for name, tensor in ours.items()}
+    pairs = _pairs(ours)
+    return {rename_prefix(name, pairs, to_ours=False): tensor for name, tensor in ours.items()}
+
+
+def _pairs(state: Mapping[str, Tensor]) -> KeyPairs:
+    """The pairs for as many layers as a state dict has; blocks of attention and of convolutions take turns."""
+    layers = 1 + max((int(number[1]) for number in map(_NUMBER.match, state) if number), default=-1)
+    attention = [
+        (f"{_BLOCK.format(2 * layer)}{branch}.{theirs}", f"transformer.{layer}.{axis}.{ours}")
+        for layer in range(layers)
+        for branch, axis in enumerate(("columns", "rows"))
+        for theirs, ours in _ATTENTION
+    ]
+    convs = [
+        (f"{_BLOCK.format(2 * layer + 1)}{branch}.{theirs}", f"transformer.{layer}.convs.{ours.format(branch)}")
+        for layer in range(layers)
+        for branch in range(2)
+        for theirs, ours in _CONVS
+    ]
+    return (*_OUTSIDE, *attention, *convs)

@@ -34,6 +34,7 @@ from uniquery.structures import Images, Targets
 ORIGINAL = {
     "condinst": {"Y": 2.2, "peak_gb": 1.25},
     "solov2": {"Y": 3.9, "peak_gb": 1.48},
+    "sotr": {"Y": 13.2, "peak_gb": 3.45},
     "mask2former": {"Y": 4.7, "peak_gb": 2.84},
 }
 INSTANCES = 5

@@ -12,6 +12,7 @@ from uniquery.segmenters import build_segmenter
 from uniquery.segmenters.condinst import CondInstConfig
 from uniquery.segmenters.mask2former import Mask2FormerConfig
 from uniquery.segmenters.solov2 import SOLOv2Config
+from uniquery.segmenters.sotr import SOTRConfig
 from uniquery.structures import Images, Targets
 
 NUM_CLASSES = 3
@@ -38,11 +39,23 @@ SMALL = {
         score_threshold=0.0,
         final_threshold=0.0,
     ),
+    "sotr": SOTRConfig(
+        channels=32,
+        layers=2,
+        heads=4,
+        mask_channels=32,
+        kernel_channels=32,
+        grids=(12, 10, 8, 6, 4),
+        size_ranges=((0, 24), (12, 36), (24, 48), (36, 72), (48, 2048)),
+        score_threshold=0.0,
+        final_threshold=0.0,
+    ),
 }
 SILENT: dict[str, dict[str, Any]] = {  # settings under which nothing is predicted
     "condinst": {"score_threshold": 1.0},
     "mask2former": {"mask_threshold": 1 - 1e-12},
     "solov2": {"score_threshold": 1.0},
+    "sotr": {"score_threshold": 1.0},
 }
 
 

@@ -102,6 +102,68 @@ optim: {name: adamw, lr: 1.0e-3, weight_decay: 0.01, norm_weight_decay: 0.0, bac
 schedule: {name: polynomial, power: 0.9, warmup_steps: 50}
 train: {steps: 3200, batch_size: 8, ema: 0.99, eval_every: 800, save_every: 400, log_every: 100}
 """,
+    "sotr_r101": """
+name: sotr_r101
+model: sotr
+backbone: {name: resnet101, weights: imagenet, norm: frozen, frozen_stages: 2}
+data:
+  ignore_crowd: false
+  augment:
+    - {op: short_side, range: [640, 800], longest: 1333}
+    - {op: flip, p: 0.5}
+  test_size: {short: 800, longest: 1333}
+  workers: 4
+optim: {name: sgd, lr: 0.01, lr_batch: 8, momentum: 0.9, weight_decay: 1.0e-4}
+schedule: {name: multistep, milestones: [0.7, 0.8333], warmup_steps: 1000, warmup_factor: 0.01}
+train: {epochs: 20.3, batch_size: 8, eval_every: 20000, save_every: 2000, log_every: 20}
+""",
+    "scenes/sotr_lite0": """
+name: scenes_sotr
+model:
+  name: sotr
+  channels: 64
+  layers: 2
+  heads: 4
+  mask_channels: 64
+  kernel_channels: 64
+  grids: [24, 16, 12, 8]
+  size_ranges: [[1, 36], [24, 64], [48, 112], [80, 2048]]
+  max_queries: 400
+backbone: {name: efficientnet_lite0, weights: imagenet, norm: frozen, frozen_stages: 1}
+data:
+  augment:
+    - {op: flip, p: 0.5}
+    - {op: flip, p: 0.5, axis: vertical}
+    - {op: scale_jitter, range: [0.9, 1.5], size: 192}
+  test_size: {short: 192, longest: 192}
+  workers: 1
+optim: {name: adamw, lr: 2.0e-3, weight_decay: 0.01, norm_weight_decay: 0.0, backbone_lr_factor: 0.3, clip_norm: 10.0}
+schedule: {name: polynomial, power: 0.9, warmup_steps: 50}
+train: {steps: 1500, batch_size: 8, ema: 0.99, eval_every: 500, save_every: 500, log_every: 20}
+""",
+    "voc/sotr_lite0": """
+name: voc_sotr
+model:
+  name: sotr
+  channels: 64
+  layers: 2
+  heads: 4
+  mask_channels: 64
+  kernel_channels: 64
+  grids: [24, 16, 12, 8]
+  size_ranges: [[1, 48], [32, 80], [64, 144], [112, 2048]]
+  max_queries: 400
+backbone: {name: efficientnet_lite0, weights: imagenet, norm: frozen, frozen_stages: 1}
+data:
+  augment:
+    - {op: flip, p: 0.5}
+    - {op: scale_jitter, range: [0.8, 1.25], size: 192}
+  test_size: {short: 192, longest: 192}
+  workers: 0
+optim: {name: adamw, lr: 1.0e-3, weight_decay: 0.01, norm_weight_decay: 0.0, backbone_lr_factor: 0.3, clip_norm: 10.0}
+schedule: {name: polynomial, power: 0.9, warmup_steps: 50}
+train: {steps: 3200, batch_size: 8, ema: 0.99, eval_every: 800, save_every: 400, log_every: 100}
+""",
     "scenes/mask2former_lite0": """
 name: scenes_mask2former
 model:

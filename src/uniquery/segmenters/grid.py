@@ -1,4 +1,4 @@
-"""Functions for segmenters that predict on grids of cells (SOLOv2): assignment, coordinates, peaks, scoring.
+"""Functions for segmenters that predict on grids of cells (SOLOv2, SOTR): assignment, coordinates, peaks, scoring.
 
 Letters: B images, G levels, each with a grid of S × S cells, L cells of all levels, C classes, K instances of an image,
 N candidates of an image, h × w the mask map.

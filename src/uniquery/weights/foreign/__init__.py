@@ -11,12 +11,14 @@ from uniquery.weights.foreign.mask2former import (
     is_mask2former,
     mask2former_names,
 )
+from uniquery.weights.foreign.sotr import is_sotr, sotr_names
 
 StateDict = Mapping[str, Tensor]
 
 _FORMATS: tuple[tuple[Callable[[StateDict], bool], Callable[[StateDict], dict[str, Tensor]]], ...] = (
     (is_condinst, condinst_names),
     (is_solov2, solov2_names),
+    (is_sotr, sotr_names),
     (is_mask2former, mask2former_names),
     (is_hf_mask2former, hf_mask2former_names),
 )

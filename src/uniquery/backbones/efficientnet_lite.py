@@ -21,7 +21,7 @@ PIXELS = PixelFormat(mean=(127.0, 127.0, 127.0), std=(128.0, 128.0, 128.0), orde
 
 FACTORS = {0: (1.0, 1.0), 1: (1.0, 1.1), 2: (1.1, 1.2)}  # of each size: width and depth
 
-# Lite0's groups of blocks of each stride 4..32: (number of blocks, kernel, channels). A stage's first block has stride 2.
+# Lite0's groups of blocks of each stride 4..32: (number of blocks, kernel, channels); a stage's first has stride 2.
 STAGES = (((2, 3, 24),), ((2, 5, 40),), ((3, 3, 80), (3, 5, 112)), ((4, 5, 192), (1, 3, 320)))
 STEM_CHANNELS = (32, 16)
 EXPANSION = 6

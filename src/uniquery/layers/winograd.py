@@ -59,7 +59,7 @@ class SharedConv3x3(nn.Conv2d):
 class SharedSequential(nn.Sequential):
     """Layers that are applied to maps of several sizes, a `SharedConv3x3` to all of them in one call."""
 
-    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:  # type: ignore[override]
+    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """(B, C, h, w) of each size → (B, O, h, w)."""
         for layer in self:
             maps = layer(maps) if isinstance(layer, SharedConv3x3) else [layer(x) for x in maps]

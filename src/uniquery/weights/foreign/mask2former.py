@@ -38,7 +38,11 @@ _ORIGINAL: KeyPairs = (
     *(
         (f"{_HEAD}transformer_{kind}_attention_layers.{{}}.{theirs}", f"decoder.{kind}_attention.{{}}.{ours}")
         for kind, attention in (("self", "self_attn"), ("cross", "multihead_attn"))
-        for theirs, ours in ((f"{attention}.in_proj_", "in_"), (f"{attention}.out_proj.", "output."), ("norm.", "norm."))
+        for theirs, ours in (
+            (f"{attention}.in_proj_", "in_"),
+            (f"{attention}.out_proj.", "output."),
+            ("norm.", "norm."),
+        )
     ),
     (_HEAD + "transformer_ffn_layers.", "decoder.feed_forward."),
     (_HEAD + "decoder_norm.", "decoder.norm."),

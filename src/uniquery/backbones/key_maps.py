@@ -115,7 +115,8 @@ _EFFICIENTNET_LITE = {size: _efficientnet_lite(size) for size in (0, 1, 2)}
 
 # The originals merge patches at the end of a stage, we at the beginning of the next.
 SWIN: KeyPairs = (
-    ("patch_embed.", "stem."),
+    ("patch_embed.proj.", "stem.proj."),
+    ("patch_embed.norm.", "stem.norm."),
     *((f"layers.{i}.blocks.", f"stage{i + 1}.blocks.") for i in range(4)),
     *((f"layers.{i}.downsample.", f"stage{i + 2}.merge.") for i in range(3)),
     *((f"norm{i}.", f"stage{i + 1}.norm.") for i in range(4)),

@@ -45,10 +45,13 @@ def add_parser(commands: Any) -> None:
         help="whose names to write a model of ours with (default: %(default)s)",
     )
     convert.add_argument(
-        "--config", help="for a checkpoint of another project: the configuration with its model and backbone"
+        "--config",
+        help="for a checkpoint of another project: the configuration with its model and backbone (default: none)",
     )
     convert.add_argument(
-        "--categories", type=Path, help="for a checkpoint of another project: a COCO json with its classes"
+        "--categories",
+        type=Path,
+        help="for a checkpoint of another project: a COCO json with its classes (default: none)",
     )
     convert.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
     add_set(convert)

@@ -138,11 +138,11 @@ def _fitted(ours: Mapping[str, Tensor], info: ModelInfo, source: Path) -> tuple[
             raise CheckpointError(
                 f"{source} {sentence.format(tensors)}, for example '{names[0]}'; use settings of the same architecture."
             )
-    for name, tensor in ours.items():
-        if tensor.shape != state[name].shape:
+    for name, initial in state.items():
+        if name in ours and ours[name].shape != initial.shape:
             raise CheckpointError(
-                f"{source}: '{name}' is {list(tensor.shape)}, but {list(state[name].shape)} in the configured model of "
-                f"{len(info.categories)} classes; use its settings and its categories."
+                f"{source}: '{name}' has shape {list(ours[name].shape)}, but {list(initial.shape)} in the configured "
+                f"model, which has {len(info.categories)} classes; use its settings and its categories."
             )
     filled = {name: ours.get(name, initial) for name, initial in state.items()}
     return {name: _own_storage(tensor) for name, tensor in filled.items()}, len(state) - len(ours)

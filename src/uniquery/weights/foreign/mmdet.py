@@ -87,7 +87,7 @@ def is_mmdet_condinst(foreign: Mapping[str, Tensor]) -> bool:
 
 
 def mmdet_condinst_names(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict of mmdetection\'s CondInst with our keys.
+    """The state dict of mmdetection's CondInst with our keys.
 
     Raises:
         CheckpointError: its head has deformable convolutions.
@@ -117,7 +117,11 @@ def mmdet_condinst_names(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
         ),
         (_MASK_FEATURES + "conv_pred.", f"mask_branch.tower.{convs}."),
     )
-    return {**_backbone(foreign), **rename_keys(_without_backbone(foreign), pairs)}
+    head = rename_keys(_without_backbone(foreign), pairs)
+    head |= {
+        name: scale.reshape(1) for name, scale in head.items() if name.startswith("head.scales.")
+    }  # a number there
+    return {**_backbone(foreign), **head}
 
 
 def is_mmdet_solov2(foreign: Mapping[str, Tensor]) -> bool:
@@ -126,7 +130,7 @@ def is_mmdet_solov2(foreign: Mapping[str, Tensor]) -> bool:
 
 
 def mmdet_solov2_names(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict of mmdetection\'s SOLOv2 with our keys.
+    """The state dict of mmdetection's SOLOv2 with our keys.
 
     Raises:
         CheckpointError: its head has deformable convolutions, as in the variants named "dcn" and "light".
@@ -165,7 +169,7 @@ def is_mmdet_mask2former(foreign: Mapping[str, Tensor]) -> bool:
 
 
 def mmdet_mask2former_names(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict of mmdetection\'s Mask2Former, with a ResNet or a Swin, with our keys.
+    """The state dict of mmdetection's Mask2Former, with a ResNet or a Swin, with our keys.
 
     Raises:
         CheckpointError: it is of mmdetection 2, or projects the levels between its decoders.

@@ -22,7 +22,6 @@ from uniquery.segmenters.mask2former import Mask2FormerConfig
 from uniquery.segmenters.solov2 import SOLOv2Config
 from uniquery.training.checkpoint import save_checkpoint
 from uniquery.weights.convert import convert_to_ours, convert_to_theirs
-from uniquery.weights.foreign import FORMATS
 from uniquery.weights.model_file import ModelInfo, load_model
 
 CLASSES = (Category(3, "cell"), Category(17, "debris"))
@@ -40,8 +39,21 @@ def info(name: str, backbone: BackboneConfig = RESNET) -> ModelInfo:
     return ModelInfo(SETTINGS[name], backbone, CLASSES, TestSize(short=64, longest=96))
 
 
-def trained(folder: Path, name: str, backbone: BackboneConfig = RESNET) -> Path:
-    """A run folder with the best model of a run."""
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run folder with the best model of a run, by segmenter and backbone."""
+    runs: dict[tuple[str, str], Path] = {}
+
+    def run(name: str, backbone: BackboneConfig = RESNET) -> Path:
+        key = name, backbone.model_dump_json()
+        if key not in runs:
+            runs[key] = save(tmp_path_factory.mktemp("run"), name, backbone)
+        return runs[key]
+
+    return run
+
+
+def save(folder: Path, name: str, backbone: BackboneConfig) -> Path:
     torch.manual_seed(0)
     model = build_segmenter(SETTINGS[name], backbone, len(CLASSES), pretrained=False)
     for tensor in model.state_dict().values():
@@ -64,12 +76,18 @@ def equal(first: Path, second: Path) -> bool:
     return list(a) == list(b) and all(torch.equal(tensor, b[name]) for name, tensor in a.items())
 
 
-@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 @pytest.mark.parametrize(
-    ("name", "project"), [(f.segmenter, f.project) for f in FORMATS if f.to_theirs and f.segmenter in SETTINGS]
+    ("name", "project", "suffix"),
+    [
+        ("condinst", "original", ".pth"),
+        ("condinst", "original", ".safetensors"),
+        ("solov2", "original", ".pth"),
+        ("mask2former", "original", ".pth"),
+        ("mask2former", "huggingface", ".safetensors"),
+    ],
 )
-def test_out_and_in_again_is_the_same_model(tmp_path, name, project, suffix):
-    run, theirs, back = trained(tmp_path / "run", name), tmp_path / f"theirs{suffix}", tmp_path / "back.safetensors"
+def test_out_and_in_again_is_the_same_model(tmp_path, trained, name, project, suffix):
+    run, theirs, back = trained(name), tmp_path / f"theirs{suffix}", tmp_path / "back.safetensors"
     out = convert_to_theirs(run, theirs, project)
     done = convert_to_ours(theirs, back, info(name))
     assert (out.project, done.project) == (project, project)
@@ -82,16 +100,16 @@ def test_out_and_in_again_is_the_same_model(tmp_path, name, project, suffix):
 
 
 @pytest.mark.parametrize("project", ["original", "huggingface"])
-def test_swin_out_and_in_again(tmp_path, project):
+def test_swin_out_and_in_again(tmp_path, trained, project):
     swin = BackboneConfig(name="swin_tiny", weights="random")
-    run = trained(tmp_path / "run", "mask2former", swin)
+    run = trained("mask2former", swin)
     convert_to_theirs(run, tmp_path / "theirs.pth", project)
     convert_to_ours(tmp_path / "theirs.pth", tmp_path / "back.safetensors", info("mask2former", swin))
     assert equal(run, tmp_path / "back.safetensors")
 
 
-def test_files_hold_plain_tensors_as_the_originals_loaders_expect(tmp_path):
-    run = trained(tmp_path / "run", "mask2former")
+def test_files_hold_plain_tensors_as_the_originals_loaders_expect(tmp_path, trained):
+    run = trained("mask2former")
     convert_to_theirs(run, tmp_path / "a.pth")
     convert_to_theirs(run, tmp_path / "b.pth", "huggingface")
     convert_to_theirs(run, tmp_path / "b.safetensors", "huggingface")
@@ -105,10 +123,10 @@ def test_files_hold_plain_tensors_as_the_originals_loaders_expect(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["resnet", "swin"])
-def test_a_model_runs_in_hugging_faces_code(tmp_path, kind):
+def test_a_model_runs_in_hugging_faces_code(tmp_path, trained, kind):
     transformers = pytest.importorskip("transformers")
     backbone = RESNET if kind == "resnet" else BackboneConfig(name="swin_tiny", weights="random")
-    run = trained(tmp_path / "run", "mask2former", backbone)
+    run = trained("mask2former", backbone)
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     convert_to_theirs(run, theirs / "model.safetensors", "huggingface")
@@ -144,9 +162,9 @@ def test_a_model_runs_in_hugging_faces_code(tmp_path, kind):
 
 
 @pytest.mark.realdata
-def test_the_command_makes_a_model_of_a_published_checkpoint(tmp_path, categories, capsys):
+def test_the_command_makes_a_model_of_a_published_checkpoint(tmp_path, trained, categories, capsys):
     """A file as AdelaiDet writes it, with what is not a weight."""
-    run = trained(tmp_path / "run", "condinst", RESNET.model_copy(update={"caffe": True}))
+    run = trained("condinst", RESNET.model_copy(update={"caffe": True}))
     convert_to_theirs(run, tmp_path / "original.pth")
     state = torch.load(tmp_path / "original.pth", weights_only=True)["model"]
     names = json.loads(reference("parity", "condinst", "full_state_dict_shapes.json").read_text())
@@ -179,8 +197,8 @@ def refused(capsys, *arguments) -> str:
 
 class TestBadInput:
     @pytest.fixture
-    def run(self, tmp_path):
-        return trained(tmp_path / "run", "condinst")
+    def run(self, trained):
+        return trained("condinst")
 
     @pytest.fixture
     def theirs(self, run, tmp_path):
@@ -251,9 +269,9 @@ class TestBadInput:
         line = refused(capsys, theirs, tmp_path / "m.safetensors", "--config", config, "--categories", categories)
         assert "every category needs an 'id', a whole number, and a 'name'" in line
 
-    def test_what_the_other_project_does_not_have(self, tmp_path, capsys):
-        run = trained(tmp_path / "tiny", "condinst", BackboneConfig(name="tiny", weights="random"))
+    def test_what_the_other_project_does_not_have(self, trained, tmp_path, capsys):
+        run = trained("condinst", BackboneConfig(name="tiny", weights="random"))
         assert "has no backbone 'tiny', only resnet" in refused(capsys, run, tmp_path / "o.pth")
-        run = trained(tmp_path / "solov2", "solov2")
+        run = trained("solov2")
         line = refused(capsys, run, tmp_path / "o.pth", "--names", "huggingface")
         assert "A solov2 cannot be written with the names of 'huggingface', only of original." in line

@@ -273,7 +273,7 @@ def test_the_originals_names_cover_the_full_model():
 
 @pytest.mark.parametrize("channels", [32, 256], ids=["plain convolutions", "winograd"])
 def test_the_head_is_its_layers_one_by_one(channels):
-    """Whichever way it computes: with 256 channels by Winograd's algorithm, and three predictions in one convolution."""
+    """With 256 channels it computes by Winograd's algorithm, and always three predictions in one convolution."""
     torch.manual_seed(0)
     head = FCOSHead(channels, 2, 3, 4).double()
     for parameter in head.parameters():

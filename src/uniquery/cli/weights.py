@@ -87,12 +87,12 @@ def _info(args: argparse.Namespace) -> ModelInfo:
 
 
 def _print(done: Conversion, title: str, output: Path) -> None:
-    table = Table("tensors", "count", title=title, title_justify="left")
+    table = Table("tensors", "count")
     for name in ("converted", "dropped", "missing"):
         table.add_row(name, str(getattr(done, name)))
-    pixels, console = done.pixels, Console()
-    console.print(table)
-    console.print(f"{output}: {len(done.info.categories)} classes, backbone {done.info.backbone.name}.")
+    pixels, console, classes = done.pixels, Console(), len(done.info.categories)
+    console.print(title, table)
+    console.print(f"{output}: {classes} class{'es' * (classes > 1)}, backbone {done.info.backbone.name}.")
     where = "1×1" if done.info.backbone.caffe else "3×3"
     stride = f", stride in the {where} convolutions" if done.info.backbone.name.startswith("resnet") else ""
     console.print(

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from safetensors.torch import save_file
 
 from uniquery.backbones import BackboneConfig, build_backbone
-from uniquery.backbones.efficientnet_lite import EfficientNetLite0
+from uniquery.backbones.efficientnet_lite import EfficientNetLite
 from uniquery.backbones.key_maps import efficientnet_lite_key, resnet_key
 from uniquery.backbones.pretrained import (
     TORCHVISION_FILES,
@@ -88,7 +88,7 @@ def test_detectron2_names_find_their_place(state, tmp_path, prefix, wrapper):
 def test_our_own_names_stay(state, tmp_path):
     save_file(state, tmp_path / "backbone.safetensors")
     assert len(load_weights(small(), tmp_path / "backbone.safetensors", resnet_key).loaded) == len(state)
-    names = EfficientNetLite0(norm="frozen").state_dict()
+    names = EfficientNetLite(0, norm="frozen").state_dict()
     assert [efficientnet_lite_key(key) for key in names] == list(names)
 
 

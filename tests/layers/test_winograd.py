@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from uniquery.layers.winograd import LargeTileWinograd, SharedConv3x3, Winograd, shared_conv3x3
+from uniquery.layers.winograd import LargeTileWinograd, SharedConv3x3, SharedSequential, Winograd, shared_conv3x3
 
 SIZES = [(4, 6), (5, 3), (1, 1), (2, 7)]
 both_tiles = pytest.mark.parametrize("function", [Winograd, LargeTileWinograd])
@@ -94,3 +94,13 @@ def test_autocast_stays_in_low_precision():
     assert y.dtype == torch.bfloat16
     y.float().sum().backward()
     assert layer.weight.grad is not None
+
+
+def test_a_sequence_applies_every_layer_to_every_map():
+    first, second = SharedConv3x3(4, 4), SharedConv3x3(4, 4)
+    layers = SharedSequential(first, torch.nn.GroupNorm(2, 4), torch.nn.ReLU(), second)
+    maps = [torch.randn(2, 4, 6, 6), torch.randn(2, 4, 3, 5)]
+    for ours, x in zip(layers(maps), maps, strict=True):
+        expected = F.conv2d(x, first.weight, first.bias, padding=1)
+        expected = F.conv2d(layers[1](expected).relu(), second.weight, second.bias, padding=1)
+        torch.testing.assert_close(ours, expected)

@@ -11,7 +11,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from uniquery.backbones.base import Backbone, PixelFormat, StagedBackbone
-from uniquery.backbones.efficientnet_lite import EfficientNetLite0
+from uniquery.backbones.efficientnet_lite import EfficientNetLite
 from uniquery.backbones.key_maps import (
     KeyMap,
     Preprocess,
@@ -53,6 +53,8 @@ class BackboneConfig(Settings):
         "resnet50",
         "resnet101",
         "efficientnet_lite0",
+        "efficientnet_lite1",
+        "efficientnet_lite2",
         "swin_tiny",
         "swin_small",
         "swin_base",
@@ -100,6 +102,10 @@ def _resnet(depth: int, norm: NormKind, caffe: bool) -> StagedBackbone:
     return ResNet(depth, norm=norm, stride_in_1x1=caffe)
 
 
+def _efficientnet_lite(size: int) -> Family:
+    return Family(lambda norm, _: EfficientNetLite(size, norm=norm), partial(efficientnet_lite_key, size=size))
+
+
 def _swin(size: str, window: int) -> Family:
     return Family(
         lambda _norm, _caffe: Swin(*SIZES[size], window=window),
@@ -114,7 +120,9 @@ BACKBONES: dict[str, Family] = {
     "resnet18": Family(partial(_resnet, 18), resnet_key),
     "resnet50": Family(partial(_resnet, 50), resnet_key),
     "resnet101": Family(partial(_resnet, 101), resnet_key),
-    "efficientnet_lite0": Family(lambda norm, _: EfficientNetLite0(norm=norm), efficientnet_lite_key),
+    "efficientnet_lite0": _efficientnet_lite(0),
+    "efficientnet_lite1": _efficientnet_lite(1),
+    "efficientnet_lite2": _efficientnet_lite(2),
     "swin_tiny": _swin("tiny", 7),
     "swin_small": _swin("small", 7),
     "swin_base": _swin("base", 7),

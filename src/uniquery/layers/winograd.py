@@ -130,6 +130,16 @@ def _use_winograd(x: Tensor, kernel: Tensor) -> bool:
     return x.device.type == "cpu" and is_full_precision and len(x) > 0 and min(kernel.shape[:2]) >= _MIN_CHANNELS
 
 
+class SharedSequential(nn.Sequential):
+    """Layers that are applied to maps of several sizes, a `SharedConv3x3` to all of them in one call."""
+
+    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """(B, C, h, w) of each size → (B, O, h, w)."""
+        for layer in self:
+            maps = layer(maps) if isinstance(layer, SharedConv3x3) else [layer(x) for x in maps]
+        return list(maps)
+
+
 class Winograd(torch.autograd.Function):
     """(O, C, 3, 3) kernel, (B, C, h, w) of several sizes → (B, O, h, w) of each; zeros around the maps."""
 

@@ -19,7 +19,7 @@ from uniquery.backbones import Backbone
 from uniquery.layers.fpn import FPN
 from uniquery.layers.normalize import Normalize
 from uniquery.layers.padding import GroupNorm
-from uniquery.layers.winograd import SharedConv3x3
+from uniquery.layers.winograd import SharedConv3x3, SharedSequential
 from uniquery.segmenters.grid import MASK_STRIDE, coordinates
 from uniquery.segmenters.grid_segmenter import (
     GridOutputs,
@@ -86,7 +86,7 @@ class GridHead(nn.Module):
         return flatten_levels(logits), flatten_levels(kernels)
 
 
-class Tower(nn.Sequential):
+class Tower(SharedSequential):
     """Convolutions with group normalization and ReLU, the same on maps of several sizes."""
 
     def __init__(self, inputs: int, channels: int, convs: int) -> None:
@@ -95,9 +95,3 @@ class Tower(nn.Sequential):
             conv = SharedConv3x3(inputs if i == 0 else channels, channels, bias=False)
             nn.init.normal_(conv.weight, std=0.01)
             self.extend((conv, GroupNorm(channels), nn.ReLU(inplace=True)))
-
-    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """(B, inputs, S, S) of each level → (B, channels, S, S)."""
-        for layer in self:
-            maps = layer(maps) if isinstance(layer, SharedConv3x3) else [layer(x) for x in maps]
-        return list(maps)

@@ -176,7 +176,7 @@ def load_matching_weights(model: nn.Module, path: str | Path) -> WeightMatch:
         CheckpointError: the file cannot be read, or nothing in it fits.
     """
     path = Path(path)
-    state = to_uniquery_names(read_foreign(path)) if _is_foreign(path) else read_model_file(path)[1]
+    state = to_uniquery_names(read_foreign(path)) if is_foreign(path) else read_model_file(path)[1]
     own = model.state_dict()
     fitting = {name: tensor for name, tensor in state.items() if name in own and own[name].shape == tensor.shape}
     if not fitting:
@@ -189,7 +189,7 @@ def load_matching_weights(model: nn.Module, path: str | Path) -> WeightMatch:
     )
 
 
-def _is_foreign(path: Path) -> bool:
+def is_foreign(path: Path) -> bool:
     """Whether a file is from another project: a pickle, or safetensors without our header."""
     if path.suffix != ".safetensors" or not path.is_file():
         return path.suffix in (".pth", ".pt", ".bin", ".pkl")

@@ -5,15 +5,11 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from uniquery.weights.foreign.renaming import KeyPairs, rename_prefix
+from uniquery.weights.foreign.adelaidet import GRID_MASK_HEAD, PYRAMID
+from uniquery.weights.foreign.renaming import KeyPairs, rename_keys
 
 _BLOCK = "cate_head.transformer.layers.blocks.{}."
 _NUMBER = re.compile(r"(?:cate_head\.transformer\.layers\.blocks|transformer)\.(\d+)\.")
-_PYRAMID: KeyPairs = (
-    ("backbone.bottom_up.", "backbone."),
-    *((f"backbone.fpn_lateral{i}.", f"fpn.laterals.{2**i}.") for i in range(2, 6)),
-    *((f"backbone.fpn_output{i}.", f"fpn.outputs.{2**i}.") for i in range(2, 6)),
-)
 _ATTENTION = (
     ("fn.g", "gate"),
     ("fn.fn.to_q.", "queries."),
@@ -22,17 +18,10 @@ _ATTENTION = (
 )
 _CONVS = (("g", "gates.{}"), ("fn.0.", "first.{}."), ("fn.2.", "second.{}."))
 _OUTSIDE: KeyPairs = (
-    *_PYRAMID,
+    *PYRAMID,
     ("cate_head.cate_pred.", "classes."),
     ("cate_head.kernel_pred.", "kernels."),
-    ("mask_head.convs_all_levels.0.conv0.", "mask_head.refine.0."),
-    # In the coarser levels, each block is followed by an upsampling.
-    *(
-        (f"mask_head.convs_all_levels.{level}.conv{i}.", f"mask_head.refine.{level}.{2 * i}.")
-        for level in (1, 2, 3)
-        for i in range(level)
-    ),
-    ("mask_head.conv_pred.", "mask_head.project."),
+    *GRID_MASK_HEAD,
 )
 
 
@@ -48,8 +37,7 @@ def sotr_names(foreign: Mapping[str, Tensor]) -> dict[str, Tensor]:
     >>> list(sotr_names({"cate_head.transformer.layers.blocks.3.1.fn.0.bias": torch.zeros(1)}))
     ['transformer.1.convs.first.1.bias']
     """
-    pairs = _pairs(foreign)
-    return {rename_prefix(name, pairs): tensor for name, tensor in foreign.items()}
+    return rename_keys(foreign, _pairs(foreign))
 
 
 def original_sotr_names(ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -59,8 +47,7 @@ def original_sotr_names(ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
     >>> list(original_sotr_names({"transformer.1.rows.gate": torch.zeros(1)}))
     ['cate_head.transformer.layers.blocks.2.1.fn.g']
     """
-    pairs = _pairs(ours)
-    return {rename_prefix(name, pairs, to_ours=False): tensor for name, tensor in ours.items()}
+    return rename_keys(ours, _pairs(ours), to_ours=False)
 
 
 def _pairs(state: Mapping[str, Tensor]) -> KeyPairs:

@@ -40,7 +40,7 @@ SMALL = {
         final_threshold=0.0,
     ),
     "sparseinst": SparseInstConfig(
-        queries=30, channels=32, head_channels=32, head_convs=1, kernel_channels=32, score_threshold=0.0
+        queries=30, channels=16, head_channels=16, head_convs=1, kernel_channels=16, score_threshold=0.0
     ),
 }
 SILENT: dict[str, dict[str, Any]] = {  # settings under which nothing is predicted

@@ -73,7 +73,10 @@ def yardstick(size: int) -> Callable[[], None]:
 
 def training_step(model: str, size: int) -> Callable[[], None]:
     torch.manual_seed(0)
-    is_caffe = model not in ("mask2former", "sparseinst")  # the others start from Caffe's weights and freeze the stem and the first stage
+    is_caffe = model not in (
+        "mask2former",
+        "sparseinst",
+    )  # the others start from Caffe's weights and freeze the stem and the first stage
     backbone = tame(ResNet(50, norm="frozen", stride_in_1x1=is_caffe))
     backbone.freeze(2 if is_caffe else 0)
     objective = UniqueQuerying(SEGMENTERS[model](backbone, 80)).train()

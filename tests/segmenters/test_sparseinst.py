@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from uniquery.segmenters import sparseinst
 from uniquery.segmenters.grid import quarter_shares
 from uniquery.segmenters.sparseinst import (
     POOL_SIZES,
+    ContextEncoder,
     PyramidPooling,
     SparseInst,
     SparseInstConfig,
@@ -129,6 +131,30 @@ class TestFormulas:
         torch.testing.assert_close(pyramid[16], fpn.outputs["16"](coarse))
         fine = fpn.laterals["8"](features[8]) + F.interpolate(coarse, scale_factor=2, mode="nearest")
         torch.testing.assert_close(pyramid[8], fpn.outputs["8"](fine))
+
+
+class TestEncoder:
+    FEATURES: ClassVar = {8: (5, 8, 12), 16: (6, 4, 6), 32: (7, 2, 3)}
+
+    def made(self, **settings):
+        torch.manual_seed(0)
+        channels = {stride: shape[0] for stride, shape in self.FEATURES.items()}
+        encoder = ContextEncoder(channels, SparseInstConfig(channels=32, **settings)).double()
+        return encoder, {stride: 9 * torch.randn(2, *shape).double() for stride, shape in self.FEATURES.items()}
+
+    def test_all_levels_are_resized_joined_and_fused(self):
+        encoder, features = self.made()
+        finest, *coarser = encoder.pyramid(features).values()
+        joined = torch.cat([finest, *(F.interpolate(x, size=(8, 12), mode="bilinear") for x in coarser)], dim=1)
+        torch.testing.assert_close(encoder(features), encoder.fusion(joined))
+
+    def test_group_normalization_gives_unit_scale(self):
+        encoder, features = self.made(norm="group")
+        plain, _ = self.made()
+        assert set(encoder.state_dict()) - set(plain.state_dict()) == {"norm.weight", "norm.bias"}
+        assert encoder(features).std().item() == pytest.approx(1, abs=0.01)
+        assert plain(features).std() > 3
+        torch.testing.assert_close(encoder(features), F.group_norm(plain(features), 16))
 
 
 class TestInstanceBranch:
@@ -392,6 +418,10 @@ class TestSettings:
     def test_groups_divide_the_channels(self):
         with pytest.raises(ValidationError, match="'groups' must divide 'head_channels'; 3 does not divide 256"):
             SparseInstConfig(groups=3)
+
+    def test_groups_of_the_normalization_divide_the_channels(self):
+        with pytest.raises(ValidationError, match=r"'channels' must be a multiple of 32 \(given: 48\)"):
+            SparseInstConfig(norm="group", channels=48)
 
 
 class TestWeights:

@@ -124,8 +124,9 @@ model:
   queries: 40
   channels: 64
   head_channels: 64
-  head_convs: 2
+  head_convs: 4
   kernel_channels: 64
+  norm: group
 backbone: {name: efficientnet_lite0, weights: imagenet, norm: frozen, frozen_stages: 1}
 data:
   augment:
@@ -134,7 +135,7 @@ data:
     - {op: scale_jitter, range: [0.9, 1.5], size: 192}
   test_size: {short: 192, longest: 192}
   workers: 1
-optim: {name: adamw, lr: 5.0e-4, weight_decay: 0.05, norm_weight_decay: 0.0, backbone_lr_factor: 0.3, clip_norm: 5.0}
+optim: {name: adamw, lr: 1.0e-3, weight_decay: 0.05, norm_weight_decay: 0.0, backbone_lr_factor: 0.3, clip_norm: 5.0}
 schedule: {name: polynomial, power: 0.9, warmup_steps: 100}
 train: {steps: 1500, batch_size: 8, ema: 0.99, eval_every: 500, save_every: 500, log_every: 20}
 """,
@@ -145,8 +146,9 @@ model:
   queries: 40
   channels: 64
   head_channels: 64
-  head_convs: 2
+  head_convs: 4
   kernel_channels: 64
+  norm: group
 backbone: {name: efficientnet_lite0, weights: imagenet, norm: frozen, frozen_stages: 1}
 data:
   augment:
@@ -154,7 +156,7 @@ data:
     - {op: scale_jitter, range: [0.8, 1.25], size: 192}
   test_size: {short: 192, longest: 192}
   workers: 0
-optim: {name: adamw, lr: 5.0e-4, weight_decay: 0.05, norm_weight_decay: 0.0, backbone_lr_factor: 0.3, clip_norm: 5.0}
+optim: {name: adamw, lr: 1.0e-3, weight_decay: 0.05, norm_weight_decay: 0.0, backbone_lr_factor: 0.3, clip_norm: 5.0}
 schedule: {name: polynomial, power: 0.9, warmup_steps: 100}
 train: {steps: 3200, batch_size: 8, ema: 0.99, eval_every: 800, save_every: 400, log_every: 100}
 """,

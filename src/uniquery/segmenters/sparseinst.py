@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from uniquery.backbones import Backbone
 from uniquery.layers.fpn import FPN
 from uniquery.layers.normalize import Normalize
+from uniquery.layers.padding import GroupNorm
 from uniquery.layers.winograd import SharedConv3x3
 from uniquery.masks.losses import dice, sigmoid_focal
 from uniquery.parallel import loss_normalizer
@@ -60,6 +61,11 @@ class SparseInstConfig(SegmenterSettings):
     channels: int = Field(256, gt=0, multiple_of=4, description="channels of the encoder")
     head_channels: int = Field(256, gt=0, description="channels of the instance branch and the mask branch")
     head_convs: int = Field(4, ge=1, description="convolutions of each branch")
+    norm: Literal["none", "group"] = Field(
+        "none",
+        description="normalization of the encoder's features; group: for backbones whose features are large beside "
+        "coordinates from -1 to 1, as EfficientNet's",
+    )
     kernel_channels: int = Field(128, gt=0, description="channels of kernels and pixel embeddings")
     groups: int = Field(
         4,
@@ -81,7 +87,9 @@ class SparseInstConfig(SegmenterSettings):
         return "a smaller model.queries"
 
     @model_validator(mode="after")
-    def _check_groups(self) -> Self:
+    def _check_channels(self) -> Self:
+        if self.norm == "group" and self.channels % 32:
+            raise ValueError(f"with group normalization, 'channels' must be a multiple of 32 (given: {self.channels})")
         if self.head_channels % self.groups:
             raise ValueError(
                 f"'groups' must divide 'head_channels'; {self.groups} does not divide {self.head_channels}"
@@ -117,7 +125,7 @@ class SparseInst(Segmenter[SparseInstOutputs, SetAssignment, Queries]):
         self.num_classes = num_classes
         self.normalize = Normalize(backbone.pixels.mean, backbone.pixels.std, backbone.pixels.order)
         self.backbone = backbone
-        self.encoder = ContextEncoder(backbone.channels, config.channels)
+        self.encoder = ContextEncoder(backbone.channels, config)
         self.instance_branch = InstanceBranch(config, num_classes)
         self.mask_branch = MaskBranch(config)
 
@@ -259,19 +267,23 @@ def compare_masks(logits: Tensor, queries: Queries, targets: Sequence[Targets]) 
 class ContextEncoder(nn.Module):
     """A pyramid of three levels, whose coarsest one sees the whole image, fused into one map at the finest."""
 
-    def __init__(self, channels: Mapping[int, int], out_channels: int) -> None:
+    def __init__(self, channels: Mapping[int, int], config: SparseInstConfig) -> None:
         super().__init__()
         used = {stride: channels[stride] for stride in STRIDES}
-        self.pyramid = FPN(used, out_channels, context=PyramidPooling(out_channels))
-        self.fusion = nn.Conv2d(len(STRIDES) * out_channels, out_channels, 1)
+        self.pyramid = FPN(used, config.channels, context=PyramidPooling(config.channels))
+        self.fusion = nn.Conv2d(len(STRIDES) * config.channels, config.channels, 1)
+        self.norm = GroupNorm(config.channels) if config.norm == "group" else None
         _init_for_relu(self.fusion)
 
     def forward(self, features: Mapping[int, Tensor]) -> Tensor:
-        """Stride → features, to (B, out_channels, h, w)."""
+        """Stride → features, to (B, channels, h, w)."""
         finest, *coarser = self.pyramid(features).values()
-        size = finest.shape[-2:]
-        resized = (F.interpolate(x, size=size, mode="bilinear", align_corners=False) for x in coarser)
-        return cast(Tensor, self.fusion(torch.cat([finest, *resized], dim=1)))
+        # The fusion of all levels at the size of the finest; resizing after the 1×1 convolution is less work.
+        kernel, *kernels = self.fusion.weight.chunk(len(STRIDES), dim=1)
+        fused = F.conv2d(finest, kernel, self.fusion.bias)
+        for x, kernel in zip(coarser, kernels, strict=True):
+            fused = fused + F.interpolate(F.conv2d(x, kernel), size=finest.shape[-2:], mode="bilinear")
+        return fused if self.norm is None else cast(Tensor, self.norm(fused))
 
 
 class PyramidPooling(nn.Module):

@@ -118,7 +118,7 @@ def quarter_shares(masks: Tensor) -> Tensor:
     >>> quarter_shares(torch.arange(16).view(1, 4, 4) < 6)
     tensor([[[0.2500]]])
     """
-    return _central_pixels(masks).sum(0) / 4
+    return _central_pixels(masks).sum(0, dtype=torch.uint8) / 4
 
 
 def quarter_valid(target: Targets) -> Tensor:

@@ -231,7 +231,8 @@ def upsample_masks(logits: Tensor) -> Tensor:
 def dice_scores(probabilities: Tensor, shares: Tensor) -> Tensor:
     """(N, K): 2 Σ p t / (Σ p² + Σ t² + ε) of every one of (N, h, w) masks with every one of (K, h, w)."""
     p, t = probabilities.flatten(1), shares.flatten(1).to(probabilities.dtype)
-    return 2 * (p @ t.T) / (p.square().sum(1)[:, None] + t.square().sum(1) + _DICE_EPS)
+    with torch.autocast(p.device.type, enabled=False):
+        return 2 * (p @ t.T) / (p.square().sum(1)[:, None] + t.square().sum(1) + _DICE_EPS)
 
 
 def compare_masks(logits: Tensor, queries: Queries, targets: Sequence[Targets]) -> tuple[Tensor, Tensor, Tensor]:
@@ -259,7 +260,7 @@ def compare_masks(logits: Tensor, queries: Queries, targets: Sequence[Targets]) 
         )
         count = valid.sum((1, 2)).clamp(min=1)
     is_predicted, is_inside = probabilities.detach() >= 0.4, shares > 0.5
-    overlap, union = ((pairs.sum((1, 2))) for pairs in (is_predicted & is_inside, is_predicted | is_inside))
+    overlap, union = (pairs.sum((1, 2)) for pairs in (is_predicted & is_inside, is_predicted | is_inside))
     iou = overlap / (union + 1e-6)
     return cross_entropy.sum((1, 2)) / count, dice(probabilities, shares, eps=_DICE_EPS), iou.to(logits.dtype)
 

@@ -36,6 +36,7 @@ ORIGINAL = {
     "solov2": {"Y": 3.9, "peak_gb": 1.48},
     "sotr": {"Y": 13.2, "peak_gb": 3.45},
     "mask2former": {"Y": 4.7, "peak_gb": 2.84},
+    "sparseinst": {"Y": 1.9, "peak_gb": 1.44},
 }
 INSTANCES = 5
 
@@ -73,7 +74,10 @@ def yardstick(size: int) -> Callable[[], None]:
 
 def training_step(model: str, size: int) -> Callable[[], None]:
     torch.manual_seed(0)
-    is_caffe = model != "mask2former"  # the others start from Caffe's weights and freeze the stem and the first stage
+    is_caffe = model not in (
+        "mask2former",
+        "sparseinst",
+    )  # the others start from Caffe's weights and freeze the stem and the first stage
     backbone = tame(ResNet(50, norm="frozen", stride_in_1x1=is_caffe))
     backbone.freeze(2 if is_caffe else 0)
     objective = UniqueQuerying(SEGMENTERS[model](backbone, 80)).train()

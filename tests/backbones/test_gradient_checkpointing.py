@@ -19,6 +19,7 @@ SMALL = {
     "basic, batch": lambda: ResNet(18, norm="batch", stem_channels=8, width=8),
     "basic, frozen": lambda: ResNet(18, norm="frozen", stem_channels=8, width=8),
     "bottleneck, batch": lambda: ResNet(50, norm="batch", stem_channels=8, width=4),
+    "deformable, batch": lambda: ResNet(50, norm="batch", stem_channels=8, width=4, deformable_stages=("res4", "res5")),
     "efficientnet_lite0, batch": lambda: EfficientNetLite(0, norm="batch"),
     "efficientnet_lite0, frozen": lambda: EfficientNetLite(0, norm="frozen"),
     "swin": lambda: Swin(8, (2, 2, 4, 2), window=3, head_channels=4, drop_path=0.5),

@@ -13,6 +13,7 @@ from uniquery.segmenters.condinst import CondInstConfig
 from uniquery.segmenters.mask2former import Mask2FormerConfig
 from uniquery.segmenters.solov2 import SOLOv2Config
 from uniquery.segmenters.sotr import SOTRConfig
+from uniquery.segmenters.sparseinst import SparseInstConfig
 from uniquery.structures import Images, Targets
 
 NUM_CLASSES = 3
@@ -50,12 +51,16 @@ SMALL = {
         score_threshold=0.0,
         final_threshold=0.0,
     ),
+    "sparseinst": SparseInstConfig(
+        queries=30, channels=16, head_channels=16, head_convs=1, kernel_channels=16, score_threshold=0.0
+    ),
 }
 SILENT: dict[str, dict[str, Any]] = {  # settings under which nothing is predicted
     "condinst": {"score_threshold": 1.0},
     "mask2former": {"mask_threshold": 1 - 1e-12},
     "solov2": {"score_threshold": 1.0},
     "sotr": {"score_threshold": 1.0},
+    "sparseinst": {"score_threshold": 1.0},
 }
 
 

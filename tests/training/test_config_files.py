@@ -188,6 +188,65 @@ optim: {name: adamw, lr: 5.0e-4, weight_decay: 0.05, norm_weight_decay: 0.0, bac
 schedule: {name: polynomial, power: 0.9, warmup_steps: 100}
 train: {steps: 1500, batch_size: 8, ema: 0.99, eval_every: 500, save_every: 500, log_every: 20}
 """,
+    "sparseinst_r50_dcn": """
+name: sparseinst_r50_dcn
+model: sparseinst
+backbone: {name: resnet50, weights: imagenet, norm: frozen, frozen_stages: 0, deformable_stages: [res4, res5]}
+data:
+  ignore_crowd: false
+  augment:
+    - {op: crop, p: 0.5, range: [0.6, 1.0]}
+    - {op: short_side, range: [416, 640], longest: 853}
+    - {op: flip, p: 0.5}
+  test_size: {short: 640, longest: 853}
+  workers: 4
+optim: {name: adamw, lr: 5.0e-5, lr_batch: 64, weight_decay: 0.05, norm_weight_decay: 0.0}
+schedule: {name: multistep, milestones: [0.7778, 0.9259], warmup_steps: 1000, warmup_factor: 0.001}
+train: {steps: 270000, batch_size: 64, eval_every: 10000, save_every: 2000, log_every: 20}
+""",
+    "scenes/sparseinst_lite0": """
+name: scenes_sparseinst
+model:
+  name: sparseinst
+  queries: 40
+  channels: 64
+  head_channels: 64
+  head_convs: 4
+  kernel_channels: 64
+  norm: group
+backbone: {name: efficientnet_lite0, weights: imagenet, norm: frozen, frozen_stages: 1}
+data:
+  augment:
+    - {op: flip, p: 0.5}
+    - {op: flip, p: 0.5, axis: vertical}
+    - {op: scale_jitter, range: [0.9, 1.5], size: 192}
+  test_size: {short: 192, longest: 192}
+  workers: 1
+optim: {name: adamw, lr: 1.0e-3, weight_decay: 0.05, norm_weight_decay: 0.0, backbone_lr_factor: 0.3, clip_norm: 5.0}
+schedule: {name: polynomial, power: 0.9, warmup_steps: 100}
+train: {steps: 1500, batch_size: 8, ema: 0.99, eval_every: 500, save_every: 500, log_every: 20}
+""",
+    "voc/sparseinst_lite0": """
+name: voc_sparseinst
+model:
+  name: sparseinst
+  queries: 40
+  channels: 64
+  head_channels: 64
+  head_convs: 4
+  kernel_channels: 64
+  norm: group
+backbone: {name: efficientnet_lite0, weights: imagenet, norm: frozen, frozen_stages: 1}
+data:
+  augment:
+    - {op: flip, p: 0.5}
+    - {op: scale_jitter, range: [0.8, 1.25], size: 192}
+  test_size: {short: 192, longest: 192}
+  workers: 0
+optim: {name: adamw, lr: 1.0e-3, weight_decay: 0.05, norm_weight_decay: 0.0, backbone_lr_factor: 0.3, clip_norm: 5.0}
+schedule: {name: polynomial, power: 0.9, warmup_steps: 100}
+train: {steps: 3200, batch_size: 8, ema: 0.99, eval_every: 800, save_every: 400, log_every: 100}
+""",
     "nuclei/condinst_small": """
 name: nuclei-small
 model:

@@ -18,6 +18,7 @@ TERMS = {
     "mask2former": {"loss_class", "loss_mask", "loss_dice", "loss_auxiliary"},
     "solov2": {"loss_class", "loss_mask"},
     "sotr": {"loss_class", "loss_mask"},
+    "sparseinst": {"loss_class", "loss_mask", "loss_dice", "loss_objectness"},
 }
 
 

@@ -112,6 +112,15 @@ def quarter_masks(masks: Tensor) -> Tensor:
     return _central_pixels(masks).sum(0) >= 2
 
 
+def quarter_shares(masks: Tensor) -> Tensor:
+    """(K, H, W) → (K, H / 4, W / 4) float in 0..1: bilinear resizing.
+
+    >>> quarter_shares(torch.arange(16).view(1, 4, 4) < 6)
+    tensor([[[0.2500]]])
+    """
+    return _central_pixels(masks).sum(0, dtype=torch.uint8) / 4
+
+
 def quarter_valid(target: Targets) -> Tensor:
     """(H / 4, W / 4) bool: where all pixels that `quarter_masks` reads are valid."""
     if target.valid is None:

@@ -32,6 +32,7 @@ from uniquery.weights.foreign.mmdet import (
     mmdet_solov2_names,
 )
 from uniquery.weights.foreign.sotr import is_sotr, original_sotr_names, sotr_names
+from uniquery.weights.foreign.sparseinst import is_sparseinst, original_sparseinst_names, sparseinst_names
 
 StateDict = Mapping[str, Tensor]
 KeyMap = Callable[[StateDict], dict[str, Tensor]]
@@ -81,6 +82,7 @@ FORMATS: tuple[Format, ...] = (
         backbones=("resnet", "swin"),
         wrapper=None,
     ),
+    Format("sparseinst", "original", is_sparseinst, sparseinst_names, original_sparseinst_names),
     Format("condinst", "mmdetection", is_mmdet_condinst, mmdet_condinst_names),
     Format("solov2", "mmdetection", is_mmdet_solov2, mmdet_solov2_names),
     Format("mask2former", "mmdetection", is_mmdet_mask2former, mmdet_mask2former_names),

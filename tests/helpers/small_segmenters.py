@@ -12,6 +12,7 @@ from uniquery.segmenters import build_segmenter
 from uniquery.segmenters.condinst import CondInstConfig
 from uniquery.segmenters.mask2former import Mask2FormerConfig
 from uniquery.segmenters.solov2 import SOLOv2Config
+from uniquery.segmenters.solq import SOLQConfig
 from uniquery.structures import Images, Targets
 
 NUM_CLASSES = 3
@@ -38,11 +39,27 @@ SMALL = {
         score_threshold=0.0,
         final_threshold=0.0,
     ),
+    "solq": SOLQConfig(
+        queries=48,
+        channels=32,
+        heads=4,
+        encoder_layers=1,
+        decoder_layers=3,
+        width=64,
+        mask_size=32,
+        vector_length=64,
+        vector_width=64,
+    ),
 }
 SILENT: dict[str, dict[str, Any]] = {  # settings under which nothing is predicted
     "condinst": {"score_threshold": 1.0},
     "mask2former": {"mask_threshold": 1 - 1e-12},
     "solov2": {"score_threshold": 1.0},
+    "solq": {"mask_threshold": 1 - 1e-12},
+}
+
+EXACT_GRADIENT: dict[str, dict[str, Any]] = {  # settings under which no gradient is stopped on purpose
+    "solq": {"decoder_layers": 1}  # boxes are constants to the next layer
 }
 
 

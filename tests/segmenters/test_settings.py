@@ -29,7 +29,12 @@ class TestEverySegmenter:
 
 def test_limits_of_the_instances():
     limits = {name: settings.instance_limit for name, settings in ALL.items()}
-    assert limits == {"condinst": None, "solov2": None, "mask2former": ("model.queries", 100)}
+    assert limits == {
+        "condinst": None,
+        "solov2": None,
+        "mask2former": ("model.queries", 100),
+        "solq": ("model.queries", 300),
+    }
 
 
 def test_the_default_is_in_the_table():

@@ -17,6 +17,7 @@ TERMS = {
     "condinst": {"loss_class", "loss_box", "loss_centerness", "loss_mask"},
     "mask2former": {"loss_class", "loss_mask", "loss_dice", "loss_auxiliary"},
     "solov2": {"loss_class", "loss_mask"},
+    "solq": {"loss_class", "loss_box", "loss_giou", "loss_vector", "loss_auxiliary"},
 }
 
 

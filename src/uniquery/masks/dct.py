@@ -134,8 +134,9 @@ class _Axis:
 
     def __init__(self, bounds: Tensor, limit: int, size: int) -> None:
         self.bounds, self.limit, self.size = bounds - 0.5, limit, size  # a pixel's center is a whole number
-        self.first, last = self.bounds.floor().long().add(bounds.new_tensor([0, 1]).long()).clamp(0, limit - 1).unbind(1)
-        self.length = last - self.first + 1
+        first, last = self.bounds.floor().long().unbind(1)
+        self.first = first.clamp(0, limit - 1)
+        self.length = (last + 1).clamp(0, limit - 1) - self.first + 1
         self.samples = ((bounds[:, 1] - bounds[:, 0]) / size).ceil().long().clamp(min=1)
 
     def pixels_of(self, rows: Tensor, length: int) -> Tensor:
@@ -155,7 +156,7 @@ class _Axis:
         before = at.floor()
         share = at - before
         pixel = (before.long() - self.first[rows, None, None]).clamp(0, length - 1)
-        total = at.new_zeros(*at.shape[:2], length)
+        total: Tensor = at.new_zeros(*at.shape[:2], length)
         total.scatter_add_(2, pixel, (1 - share) * weight)
         return total.scatter_add_(2, (pixel + 1).clamp(max=length - 1), share * weight)
 

@@ -11,9 +11,10 @@ from uniquery.querying.contract import Segmenter
 from uniquery.segmenters.condinst import CondInst, CondInstConfig
 from uniquery.segmenters.mask2former import Mask2Former, Mask2FormerConfig
 from uniquery.segmenters.solov2 import SOLOv2, SOLOv2Config
+from uniquery.segmenters.solq import SOLQ, SOLQConfig
 
-SEGMENTERS: dict[str, type[Any]] = {"condinst": CondInst, "mask2former": Mask2Former, "solov2": SOLOv2}
-SegmenterConfig = Annotated[CondInstConfig | Mask2FormerConfig | SOLOv2Config, Field(discriminator="name")]
+SEGMENTERS: dict[str, type[Any]] = {"condinst": CondInst, "mask2former": Mask2Former, "solov2": SOLOv2, "solq": SOLQ}
+SegmenterConfig = Annotated[CondInstConfig | Mask2FormerConfig | SOLOv2Config | SOLQConfig, Field(discriminator="name")]
 DEFAULT_SEGMENTER = CondInstConfig()  # for a config that names no model
 
 __all__ = ["DEFAULT_SEGMENTER", "SEGMENTERS", "SegmenterConfig", "build_segmenter", "read_segmenter_config"]

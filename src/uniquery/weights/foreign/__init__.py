@@ -11,6 +11,7 @@ from uniquery.weights.foreign.mask2former import (
     is_mask2former,
     mask2former_names,
 )
+from uniquery.weights.foreign.solq import is_solq, solq_names
 
 StateDict = Mapping[str, Tensor]
 
@@ -19,6 +20,7 @@ _FORMATS: tuple[tuple[Callable[[StateDict], bool], Callable[[StateDict], dict[st
     (is_solov2, solov2_names),
     (is_mask2former, mask2former_names),
     (is_hf_mask2former, hf_mask2former_names),
+    (is_solq, solq_names),
 )
 
 

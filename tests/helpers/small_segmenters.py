@@ -48,7 +48,7 @@ SMALL = {
         width=64,
         mask_size=32,
         vector_length=64,
-        vector_width=64,
+        vector_width=256,
     ),
 }
 SILENT: dict[str, dict[str, Any]] = {  # settings under which nothing is predicted

@@ -194,13 +194,32 @@ def test_half_precision_stays_out():
     assert vectors.decode(expected.double()).dtype == torch.float64
 
 
+def test_masks_lie_above_the_middle_of_their_values():
+    torch.manual_seed(0)
+    vectors = MaskVectors(16, 40)
+    predicted = torch.randn(5, 40) * torch.tensor([0.5, 1.0, 2.0, 5.0, 20.0])[:, None]
+    for threshold in (0.3, 0.5, 0.8):
+        for values, mask in zip(vectors.decode(predicted), vectors.masks(predicted, threshold), strict=True):
+            low, high = values.min().item(), values.max().item()
+            assert torch.equal(mask, values > low + threshold * (high - low))
+
+
+def test_a_mask_that_fills_its_box_is_not_noise():
+    """The middle of its values would be in the noise."""
+    torch.manual_seed(0)
+    vectors = MaskVectors(16, 40)
+    full = torch.ones(1, 30, 40, dtype=torch.bool)
+    predicted = vectors.encode(full, torch.tensor([[4.0, 3.0, 30.0, 20.0]])) + 0.1 * torch.randn(1, 40)
+    assert vectors.masks(predicted, 0.5).all()
+    assert not vectors.masks(predicted, 1 - 1e-12).all()
+
+
 def test_the_original_s_length_keeps_most_of_a_mask():
     masks = blobs(6, 200, 240)
     boxes = torch.tensor([[0.0, 0.0, 240.0, 200.0]]).expand(6, 4)
     vectors = MaskVectors()
     square = cropped(masks, boxes, 128) >= 0.5
-    values = vectors.decode(vectors.encode(masks, boxes))
-    found = values > (values.amax((1, 2)) + values.amin((1, 2)))[:, None, None] / 2
+    found = vectors.masks(vectors.encode(masks, boxes), 0.5)
     iou = (found & square).sum((1, 2)) / (found | square).sum((1, 2))
     assert iou.min() > 0.95
 

@@ -54,6 +54,17 @@ class MaskVectors:
             coefficients[:, index] = vectors
             return basis.T @ coefficients.view(-1, len(basis), len(basis)) @ basis
 
+    def masks(self, vectors: Tensor, threshold: float) -> Tensor:
+        """(K, S, S) bool of (K, V) vectors.
+
+        As in the original, values are scaled to 0..1 from the square's smallest to its largest before the threshold. In
+        a mask that fills its box, that would amplify noise: a square whose values are all above the threshold is full.
+        """
+        values = self.decode(vectors)
+        low, high = values.flatten(1).amin(1), values.flatten(1).amax(1)
+        level = torch.lerp(low, high, threshold)[:, None, None]
+        return (values > level) | (low > threshold)[:, None, None]
+
     def _basis(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """(U, S) rows of the DCT matrix, and (V,) where in U × U coefficients those of a vector are."""
         row, column = zigzag(self.size, self.length)

@@ -153,7 +153,6 @@ class SOLQ(Segmenter[BoxOutputs, SetAssignment, Queries]):
     def predict(
         self, outputs: BoxOutputs, sizes: Sequence[tuple[int, int]], *, mask_threshold: float | None = None
     ) -> list[Instances]:
-        """See the base. A mask's values are scaled to 0..1 from its smallest to its largest before the threshold."""
         threshold = self.config.mask_threshold if mask_threshold is None else mask_threshold
         return [self._predict_one(outputs, i, size, threshold) for i, size in enumerate(sizes)]
 
@@ -162,11 +161,9 @@ class SOLQ(Segmenter[BoxOutputs, SetAssignment, Queries]):
         best, pairs = scores.flatten().topk(min(self.config.max_detections, scores.numel()))
         query, labels = pairs // scores.shape[1], pairs % scores.shape[1]
         distinct, mask = query.unique(return_inverse=True)  # a query may be taken for several classes
-        values = self.mask_vectors.decode(self.vectors(outputs.embeddings[-1, i, distinct]))  # (n, S, S)
-        low, high = values.aminmax(dim=-1)
-        low, high = low.amin(1)[:, None, None], high.amax(1)[:, None, None]
+        masks = self.mask_vectors.masks(self.vectors(outputs.embeddings[-1, i, distinct]), threshold)  # (n, S, S)
         boxes = to_corners(outputs.boxes[-1, i, distinct]) * outputs.boxes.new_tensor([size[1], size[0]] * 2)
-        rles = paste_masks(values > torch.lerp(low, high, threshold), boxes, size)
+        rles = paste_masks(masks, boxes, size)
         mask = mask.cpu()
         kept = torch.tensor([rle.area(each) > 0 for each in rles])[mask]
         mask = mask[kept]

@@ -12,6 +12,7 @@ from uniquery.segmenters import build_segmenter
 from uniquery.segmenters.condinst import CondInstConfig
 from uniquery.segmenters.mask2former import Mask2FormerConfig
 from uniquery.segmenters.solov2 import SOLOv2Config
+from uniquery.segmenters.solq import SOLQConfig
 from uniquery.segmenters.sotr import SOTRConfig
 from uniquery.segmenters.sparseinst import SparseInstConfig
 from uniquery.structures import Images, Targets
@@ -54,6 +55,17 @@ SMALL = {
     "sparseinst": SparseInstConfig(
         queries=30, channels=16, head_channels=16, head_convs=1, kernel_channels=16, score_threshold=0.0
     ),
+    "solq": SOLQConfig(
+        queries=48,
+        channels=32,
+        heads=4,
+        encoder_layers=1,
+        decoder_layers=3,
+        width=64,
+        mask_size=32,
+        vector_length=64,
+        vector_width=256,
+    ),
 }
 SILENT: dict[str, dict[str, Any]] = {  # settings under which nothing is predicted
     "condinst": {"score_threshold": 1.0},
@@ -61,6 +73,11 @@ SILENT: dict[str, dict[str, Any]] = {  # settings under which nothing is predict
     "solov2": {"score_threshold": 1.0},
     "sotr": {"score_threshold": 1.0},
     "sparseinst": {"score_threshold": 1.0},
+    "solq": {"mask_threshold": 1 - 1e-12},
+}
+
+EXACT_GRADIENT: dict[str, dict[str, Any]] = {  # settings under which no gradient is stopped on purpose
+    "solq": {"decoder_layers": 1}  # boxes are constants to the next layer
 }
 
 

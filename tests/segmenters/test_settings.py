@@ -37,6 +37,7 @@ def test_limits_of_the_instances():
         "sotr": None,
         "mask2former": ("model.queries", 100),
         "sparseinst": ("model.queries", 100),
+        "solq": ("model.queries", 300),
     }
 
 

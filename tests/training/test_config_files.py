@@ -277,6 +277,94 @@ schedule: {name: polynomial, power: 0.9, warmup_steps: 100}
 train: {steps: 1000, batch_size: 4, ema: 0.99, eval_every: 500, save_every: 500, log_every: 50}
 eval: {max_detections: 200}
 """,
+    "solq_swin_large": """
+name: solq_swin_large
+model: solq
+backbone: {name: swin_large, weights: imagenet}
+data:
+  ignore_crowd: false
+  augment:
+    - {op: flip, p: 0.5}
+    - {op: crop, p: 0.5, range: [0.6, 1.0]}
+    - {op: short_side, range: [416, 1088], longest: 1333}
+  test_size: {short: 800, longest: 1333}
+  workers: 4
+optim:
+  name: adamw
+  lr: 2.0e-4
+  lr_batch: 32
+  weight_decay: 1.0e-4
+  backbone_lr_factor: 0.1
+  clip_norm: 0.1
+  layers: {offsets: {lr_factor: 0.1}, reference_points: {lr_factor: 0.1}}
+schedule: {name: multistep, milestones: [0.8], warmup_steps: 0}
+train: {epochs: 50, batch_size: 32, eval_every: 10000, save_every: 2000, log_every: 20}
+""",
+    "scenes/solq_lite0": """
+name: scenes_solq
+model:
+  name: solq
+  queries: 40
+  channels: 96
+  heads: 4
+  encoder_layers: 2
+  decoder_layers: 4
+  width: 256
+  dropout: 0.0
+  mask_size: 32
+  vector_length: 64
+  vector_width: 256
+backbone: {name: efficientnet_lite0, weights: imagenet, norm: frozen, frozen_stages: 1}
+data:
+  augment:
+    - {op: flip, p: 0.5}
+    - {op: flip, p: 0.5, axis: vertical}
+    - {op: scale_jitter, range: [0.9, 1.5], size: 192}
+  test_size: {short: 192, longest: 192}
+  workers: 1
+optim:
+  name: adamw
+  lr: 1.0e-3
+  weight_decay: 0.05
+  norm_weight_decay: 0.0
+  backbone_lr_factor: 0.3
+  clip_norm: 5.0
+  layers: {offsets: {lr_factor: 0.1}}
+schedule: {name: polynomial, power: 0.9, warmup_steps: 100}
+train: {steps: 2000, batch_size: 8, ema: 0.99, eval_every: 500, save_every: 500, log_every: 20}
+""",
+    "voc/solq_lite0": """
+name: voc_solq
+model:
+  name: solq
+  queries: 40
+  channels: 96
+  heads: 4
+  encoder_layers: 2
+  decoder_layers: 4
+  width: 256
+  dropout: 0.0
+  mask_size: 32
+  vector_length: 64
+  vector_width: 256
+backbone: {name: efficientnet_lite0, weights: imagenet, norm: frozen, frozen_stages: 1}
+data:
+  augment:
+    - {op: flip, p: 0.5}
+    - {op: scale_jitter, range: [0.8, 1.25], size: 192}
+  test_size: {short: 192, longest: 192}
+  workers: 0
+optim:
+  name: adamw
+  lr: 1.0e-3
+  weight_decay: 0.05
+  norm_weight_decay: 0.0
+  backbone_lr_factor: 0.3
+  clip_norm: 5.0
+  layers: {offsets: {lr_factor: 0.1}}
+schedule: {name: polynomial, power: 0.9, warmup_steps: 100}
+train: {steps: 3200, batch_size: 8, ema: 0.99, eval_every: 800, save_every: 400, log_every: 100}
+""",
 }
 
 

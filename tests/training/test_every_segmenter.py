@@ -19,6 +19,7 @@ TERMS = {
     "solov2": {"loss_class", "loss_mask"},
     "sotr": {"loss_class", "loss_mask"},
     "sparseinst": {"loss_class", "loss_mask", "loss_dice", "loss_objectness"},
+    "solq": {"loss_class", "loss_box", "loss_giou", "loss_vector", "loss_auxiliary"},
 }
 
 

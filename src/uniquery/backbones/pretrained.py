@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -114,8 +115,12 @@ def read_weight_file(path: Path) -> dict[str, Tensor]:
 
 
 def _load_pickle(path: Path) -> dict[str, Any]:
-    """Reads tensors and plain containers only: with `weights_only`, torch runs no code from the file."""
-    content = torch.load(path, map_location="cpu", weights_only=True)
+    """Reads tensors and plain containers only: with `weights_only`, torch runs no code from the file.
+
+    Projects around DETR keep their command line in the file: a namespace of plain values, which runs nothing either.
+    """
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        content = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(content, dict):
         raise TypeError(f"a {type(content).__name__} instead of a state dict")
     return content

@@ -31,6 +31,7 @@ from uniquery.weights.foreign.mmdet import (
     mmdet_mask2former_names,
     mmdet_solov2_names,
 )
+from uniquery.weights.foreign.solq import is_solq, original_solq_names, solq_names
 from uniquery.weights.foreign.sotr import is_sotr, original_sotr_names, sotr_names
 from uniquery.weights.foreign.sparseinst import is_sparseinst, original_sparseinst_names, sparseinst_names
 
@@ -83,6 +84,7 @@ FORMATS: tuple[Format, ...] = (
         wrapper=None,
     ),
     Format("sparseinst", "original", is_sparseinst, sparseinst_names, original_sparseinst_names),
+    Format("solq", "original", is_solq, solq_names, original_solq_names, backbones=("resnet", "swin")),
     Format("condinst", "mmdetection", is_mmdet_condinst, mmdet_condinst_names),
     Format("solov2", "mmdetection", is_mmdet_solov2, mmdet_solov2_names),
     Format("mask2former", "mmdetection", is_mmdet_mask2former, mmdet_mask2former_names),

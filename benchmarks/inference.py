@@ -151,7 +151,7 @@ def check_equal(ours: nn.Module, theirs: nn.Module, path: Path) -> float:
 
 def their_instances(ours: nn.Module, theirs: nn.Module, images: Images) -> Instances:
     """The logits of their network on the same pixels, through our post-processing."""
-    outputs = theirs(pixel_values=ours.normalize(images.pixels))
+    outputs = theirs(pixel_values=ours.normalize(images))
     masks, (size,) = outputs.masks_queries_logits[0], images.sizes
     matrices = resize_matrices((masks.shape[1], masks.shape[2]), MASK_STRIDE, size, FILE_SIZE)
     return best_instances(

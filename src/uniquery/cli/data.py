@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> None:
         actions,
         "check",
         run_check,
-        help="find everything that is wrong with a COCO data set; exit code 1 if training would not start",
+        help="find everything that is wrong with a COCO data set; exit code 1 if training would not start or would stop",
         example="uniquery data check annotations/train.json images/train",
     )
     check.add_argument("annotations", type=Path, help="a COCO json")
@@ -102,9 +102,7 @@ def _print_report(report: DataReport, console: Console) -> None:
         console.print(f"{'[red]error[/]' if fatal else '[yellow]warning[/]'}: {kind}, {count} times")
         for text in [p.text for p in report.problems if p.kind == kind and p.fatal == fatal][:MAX_PROBLEMS]:
             console.print(f"    {text}", highlight=False, markup=False)
-    console.print(
-        "[green]The data is valid.[/]" if report.is_valid else "[red]Training would not start with this data.[/]"
-    )
+    console.print(f"[{'green' if report.is_valid else 'red'}]{report.verdict}[/]")
 
 
 def _histogram(title: str, counts: dict[str, int], rows: int = 40) -> Table:

@@ -17,6 +17,9 @@ from uniquery.errors import DataError
 AREA_LIMITS = {"tiny (< 8²)": 8**2, "small (< 32²)": 32**2, "medium (< 96²)": 96**2, "large": float("inf")}
 COUNT_LIMITS = {"0": 0, "1–10": 10, "11–50": 50, "51–100": 100, "101–300": 300, "more": float("inf")}
 
+READ_LATER = frozenset({"unreadable file", "size mismatch"})
+"""Kinds of problems that training meets only when it reads the image."""
+
 
 @dataclass(frozen=True)
 class DataReport:
@@ -44,8 +47,21 @@ class DataReport:
 
     @property
     def is_valid(self) -> bool:
-        """Whether training may start."""
+        """Whether training may start, and would read every image."""
         return not any(p.fatal for p in self.problems)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: what training would do with this data."""
+        kinds = {p.kind for p in self.problems if p.fatal}
+        if not kinds:
+            return "The data is valid."
+        if kinds <= READ_LATER:
+            return (
+                "Training would start, save a checkpoint and stop at the first such image: repair the files, or leave "
+                "them out with data.on_unreadable=skip."
+            )
+        return "Training would not start with this data."
 
 
 def check_data(

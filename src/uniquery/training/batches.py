@@ -88,7 +88,12 @@ def training_batches(
         ranks=get_world_size(),
     )
     loader: DataLoader[Any] = DataLoader(
-        TrainingSamples(data, run.config.data.augment, run.config.seed),
+        TrainingSamples(
+            data,
+            run.config.data.augment,
+            run.config.seed,
+            skip_unreadable=run.config.data.on_unreadable == "skip",
+        ),
         batch_sampler=sampler,
         num_workers=run.config.data.workers if workers is None else workers,
         collate_fn=collate,

@@ -34,6 +34,9 @@ class DataConfig(Settings):
     ignore_crowd: bool = Field(True, description="do not train on crowd regions; false takes them for background")
     augment: tuple[AnyAugmentation, ...] = (ShortSide(), Flip())
     test_size: TestSize = TestSize()
+    on_unreadable: Literal["stop", "skip"] = Field(
+        "stop", description="what to do when an image cannot be read; skip: train on a random other image instead"
+    )
     workers: int = Field(2, ge=0, description="processes that load data, per training process")
 
 

@@ -20,6 +20,7 @@ from rich.progress import (
 
 from uniquery.data.batch import Batch
 from uniquery.data.dataset import Dataset
+from uniquery.errors import DataError
 from uniquery.parallel import any_rank, choose_device, get_rank, get_world_size
 from uniquery.signals import StopRequest, stop_requests
 from uniquery.training.batches import data_checksums, explain_killed_workers, load_splits, training_batches
@@ -35,6 +36,7 @@ from uniquery.training.resume import Resume, check_same_start, resume_run, shoul
 from uniquery.training.run import TrainingRun, build_run, images_per_step
 from uniquery.training.step import StepResult, compute_gradients, update_weights
 from uniquery.training.summary import environment, print_summary
+from uniquery.training.unreadable import UnreadableImages
 from uniquery.training.validation import evaluate_run, evaluation_is_due
 from uniquery.weights.model_file import load_matching_weights
 
@@ -132,6 +134,7 @@ class Trainer:
         self.saver = Saver(run, log)
         self.savepoint = Savepoint(run)
         self.task = progress.add_task("train", total=run.steps, completed=run.step, note="")
+        self.unreadable = UnreadableImages(console)
 
     def fit(self) -> None:
         """Trains to the end.
@@ -169,7 +172,12 @@ class Trainer:
         """One step: gradients, then the update, unless a loss or gradient is not finite."""
         run = self.run
         self.savepoint.save()
-        result = compute_gradients(run, batches, self.clock)
+        try:
+            result = compute_gradients(run, batches, self.clock)
+        except DataError as error:
+            self.savepoint.rollback()
+            raise self._saved_after(error) from None
+        self.unreadable.add(result.unreadable)
         if result.is_finite():
             with explain_out_of_memory(run.config, run.step, self.clock):
                 update_weights(run, result.grad_norm, self.clock)
@@ -184,6 +192,17 @@ class Trainer:
             self.savepoint.rollback()
             self._skip(result)
         self.progress.update(self.task, completed=run.step)
+
+    def _saved_after(self, error: DataError) -> DataError:
+        """The error of an image that cannot be read, with a checkpoint of the steps before it."""
+        if get_rank() == 0:
+            self.saver.save()
+        step = self.run.step
+        saved = f"at step {step}, which is saved in {self.run.folder.last}" if step else "before its first step"
+        return DataError(
+            f"{error} Training stopped {saved}: repair the file, or set data.on_unreadable=skip, then continue with "
+            "--resume auto."
+        )
 
     def _skip(self, result: StepResult) -> None:
         """Counts a step that was rolled back as skipped, or raises if no more may be skipped."""
@@ -225,6 +244,8 @@ class Trainer:
         self.progress.update(self.task, note=note)
         if not self.console.is_terminal:
             self.console.print(f"step {run.step}/{run.steps}  {note}")
+        if run.config.data.on_unreadable == "skip":
+            self.unreadable.print_new()
 
     def evaluate(self, val: Dataset) -> None:
         """Evaluates; a signal ends it, and the resumed run evaluates again."""
@@ -242,6 +263,8 @@ class Trainer:
                 evaluate_run(run, val, self.log, self.console, progress)
         except _EvaluationStoppedError:
             pass
+        except DataError as error:
+            raise self._saved_after(error) from None
         finally:
             self.progress.remove_task(task)
 

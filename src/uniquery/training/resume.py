@@ -24,6 +24,7 @@ Resume = bool | Literal["auto"]
 MAY_DIFFER_ON_RESUME = (
     "output",
     "data.workers",
+    "data.on_unreadable",
     "data.train.annotations",
     "data.train.images",
     "data.val.annotations",

@@ -32,10 +32,12 @@ def evaluate_run(run: TrainingRun, val: Dataset, log: MetricsLog, console: Conso
     """
     start = time.perf_counter()
     with _evaluated_weights(run):
-        results = gather_lists(_predict(run, val, progress))
+        results, unreadable = (gather_lists(rows) for rows in _predict(run, val, progress))
     run.eval_step = run.step
     if get_rank():
         return
+    for sentence in unreadable:
+        console.print(f"[yellow]warning:[/] {sentence} Its instances count as not found.")
     settings = run.config.eval
     metrics = evaluate(val.ground_truth(), results, max_detections=settings.max_detections, backend=settings.backend)
     log.write(
@@ -57,9 +59,9 @@ def evaluate_run(run: TrainingRun, val: Dataset, log: MetricsLog, console: Conso
         run.folder.write_predictions(results)
 
 
-def _predict(run: TrainingRun, val: Dataset, progress: Progress) -> list[Row]:
-    """COCO results on this process's share of the images."""
-    config = run.config
+def _predict(run: TrainingRun, val: Dataset, progress: Progress) -> tuple[list[Row], list[str]]:
+    """COCO results on this process's share of the images, and a sentence for each image that cannot be read."""
+    config, unreadable = run.config, list[str]()
     (results,) = predict_dataset(
         run.model,
         val,
@@ -70,8 +72,9 @@ def _predict(run: TrainingRun, val: Dataset, progress: Progress) -> list[Row]:
         rank=get_rank(),
         ranks=get_world_size(),
         progress=progress,
+        on_unreadable=unreadable.append if config.data.on_unreadable == "skip" else None,
     ).values()
-    return results
+    return results, unreadable
 
 
 @contextmanager

@@ -79,7 +79,7 @@ class ScheduleConfig(Settings):
         (2 / 3, 8 / 9), description="multistep: fractions of the run"
     )
     gamma: float = Field(0.1, gt=0, lt=1, description="multistep: factor at each milestone")
-    warmup_steps: int = Field(1000, ge=0)
+    warmup_steps: int = Field(1000, ge=0, description="steps of the warm-up; at most a quarter of the run")
     warmup_factor: float = Field(0.001, gt=0, le=1, description="fraction of lr at the first step")
 
 

@@ -14,7 +14,10 @@ from uniquery import __version__
 from uniquery.data.dataset import Dataset
 from uniquery.parallel import choose_device, get_world_size
 from uniquery.training.config import Config
+from uniquery.training.optim import warmup_steps
 from uniquery.training.run import TrainingRun, images_per_step
+
+FEW_STEPS, FEW_EPOCHS = 200, 3  # shorter runs are warned about
 
 
 def environment(config: Config) -> dict[str, Any]:
@@ -56,8 +59,27 @@ def print_summary(run: TrainingRun, data: Dataset, val: Dataset | None, console:
     )
     for augmentation in run.config.data.augment:
         console.print(f"  augment {augmentation!r}")
-    for warning in _warnings(run.config, data):
+    for warning in [*length_warnings(run, data), *_warnings(run.config, data)]:
         console.print(f"[yellow]warning:[/] {warning}")
+
+
+def length_warnings(run: TrainingRun, data: Dataset) -> list[str]:
+    """What is wrong with the length of a run."""
+    schedule, steps = run.config.schedule, run.steps
+    epochs = steps * images_per_step(run.config) / len(data)
+    warnings = []
+    warmup = warmup_steps(schedule, steps)
+    if warmup < schedule.warmup_steps:
+        warnings.append(
+            f"schedule.warmup_steps = {schedule.warmup_steps} is more than a quarter of the {steps} steps: the warm-up "
+            f"takes {warmup}."
+        )
+    if steps < FEW_STEPS or epochs < FEW_EPOCHS:
+        warnings.append(
+            f"{steps} steps ({epochs:.1f} epochs) are few, and the model may find nothing yet: some hundred steps and "
+            f"{FEW_EPOCHS} epochs are the least; set train.steps or train.epochs."
+        )
+    return warnings
 
 
 def _warnings(config: Config, data: Dataset) -> list[str]:

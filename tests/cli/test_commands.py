@@ -180,6 +180,31 @@ def test_predict_keeps_resolution_and_writes_all_formats(trained, tmp_path, caps
         assert rle.decode(result["segmentation"]).shape == size
 
 
+def test_predict_leaves_out_what_it_cannot_read_and_keeps_the_rest(trained, tmp_path, capsys):
+    folder, out = tmp_path / "photos", tmp_path / "out"
+    folder.mkdir()
+    for name in ("a.png", "b.png", "c.png"):
+        Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8)).save(folder / name)
+    (folder / "b.png").write_bytes((folder / "b.png").read_bytes()[:300])
+    (folder / "notes.jpg").write_text("not an image")
+    capsys.readouterr()
+    run = str(trained / "runs" / "small")
+    assert main(["predict", run, str(folder), "-o", str(out), "--score", "0"]) == 1
+    printed = capsys.readouterr()
+    assert "in 2 images, written to" in printed.out
+    assert [line.split()[:3] for line in printed.err.splitlines()] == [
+        ["warning:", "left", "out:"],
+        ["warning:", "left", "out:"],
+    ]
+    assert "b.png is not a readable image" in printed.err
+    assert "notes.jpg is not a readable image" in printed.err
+    images = json.loads((out / "images.json").read_text())["images"]
+    assert [(i["id"], i["file_name"]) for i in images] == [(1, str(folder / "a.png")), (3, str(folder / "c.png"))]
+    assert {r["image_id"] for r in json.loads((out / "results.json").read_text())} <= {1, 3}
+    assert (out / "c.overlay.png").is_file()
+    assert not (out / "b.overlay.png").exists()
+
+
 def test_report_compares_two_runs(trained, tmp_path):
     run = str(trained / "runs" / "small")
     assert main(["report", run, run, "-o", str(tmp_path / "both.html")]) == 0

@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> None:
         actions,
         "check",
         run_check,
-        help="find everything that is wrong with a COCO data set; exit code 1 if training would not start or stop early",
+        help="find everything that is wrong with a COCO data set; exit code 1 if training would fail",
         example="uniquery data check annotations/train.json images/train",
     )
     check.add_argument("annotations", type=Path, help="a COCO json")

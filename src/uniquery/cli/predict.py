@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from uniquery.cli.options import add_device, command, positive, progress_bar
+from uniquery.cli.options import add_device, command, positive, print_warning, progress_bar
 from uniquery.model import SCORE_THRESHOLD, load
 from uniquery.report.predictions import FORMATS, find_images, write_predictions
 
@@ -53,9 +53,9 @@ def add_parser(commands: Any) -> None:
     add_device(parser)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> int:
     model = load(args.model, device=args.device)
-    files = find_images(args.inputs)
+    files, unreadable = find_images(args.inputs), list[str]()
     with progress_bar("predicting") as progress:
         instances = write_predictions(
             model,
@@ -66,5 +66,9 @@ def run(args: argparse.Namespace) -> None:
             mask_threshold=args.mask_threshold,
             short=args.short,
             progress=progress,
+            on_unreadable=unreadable.append,
         )
-    print(f"{instances} instances in {len(files)} images, written to {args.output}")
+    print(f"{instances} instances in {len(files) - len(unreadable)} images, written to {args.output}")
+    for sentence in unreadable:
+        print_warning(f"left out: {sentence}")
+    return 1 if unreadable else 0

@@ -9,11 +9,13 @@ from typing import Any
 from rich.console import Console
 
 from uniquery.cli.options import add_set, add_split, command, print_warning, split_overrides
+from uniquery.errors import UserError
 from uniquery.report.build import build_report
-from uniquery.training.config import load_config
+from uniquery.training.config import Config, load_config
 from uniquery.training.config_files import Override
 from uniquery.training.distributed import is_main_process
 from uniquery.training.loop import train
+from uniquery.training.run_folder import RunFolder
 
 
 def add_parser(commands: Any) -> None:
@@ -23,7 +25,10 @@ def add_parser(commands: Any) -> None:
         run,
         example="uniquery train condinst_lite0 --train train.json images --val val.json images --name cells",
     )
-    parser.add_argument("config", help="a yaml file, or the name of a shipped configuration (uniquery config list)")
+    parser.add_argument(
+        "config",
+        help="a yaml file, the name of a shipped configuration (uniquery config list), or with --resume a run folder",
+    )
     add_split(
         parser, "--train", "training data: a COCO json and its image folder (default: data.train of the configuration)"
     )
@@ -49,9 +54,18 @@ def overrides(args: argparse.Namespace) -> list[Override]:
     return given + list(args.set)
 
 
+def _load_config(args: argparse.Namespace) -> Config:
+    run_folder = RunFolder(Path(args.config))
+    if not run_folder.config_file.is_file():
+        return load_config(args.config, overrides(args))
+    if args.resume is None:
+        raise UserError(f"{run_folder} is a run: continue it with --resume.")
+    return run_folder.config_to_resume(overrides(args))
+
+
 def run(args: argparse.Namespace) -> None:
     console = Console()
-    config = load_config(args.config, overrides(args))
+    config = _load_config(args)
     folder = train(config, resume="auto" if args.resume == "auto" else args.resume is not None, console=console)
     if is_main_process():
         page = build_report([folder], warn=print_warning)

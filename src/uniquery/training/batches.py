@@ -14,8 +14,9 @@ from torch.utils.data import DataLoader
 from uniquery.data.batch import Batch, TrainingSamples, collate, raise_errors
 from uniquery.data.coco import CocoData
 from uniquery.data.dataset import Dataset
+from uniquery.data.images import is_file
 from uniquery.data.sampling import StepBatchSampler
-from uniquery.errors import ConfigError, UserError
+from uniquery.errors import ConfigError, DataError, UserError
 from uniquery.parallel import get_rank, get_world_size
 from uniquery.signals import ignore_signals
 from uniquery.training.config import Config, SplitConfig
@@ -31,19 +32,36 @@ def load_splits(config: Config) -> tuple[Dataset, Dataset | None]:
         raise ConfigError(
             "There is no training data: give --train ANNOTATIONS IMAGES, or data.train in the configuration."
         )
-    train_data = CocoData(
-        data.train.annotations,
-        data.train.images,
-        classes=data.classes,
-        keep_empty=data.keep_empty,
-        ignore_crowd=data.ignore_crowd,
-    )
-    train_data.check_files_exist()
+    with hint_at_option("--train", data.train):
+        train_data = CocoData(
+            data.train.annotations,
+            data.train.images,
+            classes=data.classes,
+            keep_empty=data.keep_empty,
+            ignore_crowd=data.ignore_crowd,
+        )
+        train_data.check_files_exist()
     if data.val is None:
         return train_data, None
-    val = open_validation_data(data.val, train_data.classes)
-    val.check_files_exist()
+    with hint_at_option("--val", data.val):
+        val = open_validation_data(data.val, train_data.classes)
+        val.check_files_exist()
     return train_data, val
+
+
+@contextmanager
+def hint_at_option(option: str, split: SplitConfig) -> Iterator[None]:
+    """Adds a hint to an error in the block if the files of a split are not there.
+
+    Raises:
+        DataError: an error of the block.
+    """
+    try:
+        yield
+    except DataError as error:
+        if is_file(split.annotations) and split.images.is_dir():
+            raise
+        raise DataError(f"{error} Say where the data is with {option} ANNOTATIONS IMAGES.") from None
 
 
 def open_validation_data(split: SplitConfig, classes: Sequence[str]) -> CocoData:

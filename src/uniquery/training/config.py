@@ -175,6 +175,16 @@ def parse_config(content: dict[str, Any], overrides: Sequence[Override] = (), *,
     return validate_settings(Config, content, where=where)
 
 
+def with_absolute_data(config: Config) -> Config:
+    """The same experiment with absolute paths of its data, so that its run can be used from any folder."""
+    splits = {
+        name: SplitConfig(annotations=split.annotations.absolute(), images=split.images.absolute())
+        for name, split in (("train", config.data.train), ("val", config.data.val))
+        if split is not None
+    }
+    return config.model_copy(update={"data": config.data.model_copy(update=splits)})
+
+
 def to_yaml(config: Config) -> str:
     """The resolved configuration as yaml."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -25,7 +25,7 @@ from uniquery.parallel import any_rank, choose_device, get_rank, get_world_size
 from uniquery.signals import StopRequest, stop_requests
 from uniquery.training.batches import data_checksums, explain_killed_workers, load_splits, training_batches
 from uniquery.training.checkpoint import Saver
-from uniquery.training.config import Config
+from uniquery.training.config import Config, with_absolute_data
 from uniquery.training.distributed import process_group
 from uniquery.training.log import MetricsLog, SilentLog, TrainLine
 from uniquery.training.optim import EMA
@@ -60,6 +60,7 @@ def train(config: Config, *, resume: Resume = False, console: Console | None = N
         KeyboardInterrupt: SIGINT came, and the run is saved.
         SystemExit: SIGTERM came, and the run is saved.
     """
+    config = with_absolute_data(config)
     with process_group(choose_device(config.train.device)):
         return _train(config, resume, Console(quiet=True) if get_rank() else console or Console())
 

@@ -13,6 +13,7 @@ from uniquery.data.dataset import Dataset
 from uniquery.errors import UserError
 from uniquery.evaluation.coco import COCO_DETECTIONS
 from uniquery.querying.contract import Segmenter
+from uniquery.training.batches import hint_at_option
 from uniquery.training.config import SplitConfig
 from uniquery.training.run_folder import RunFolder
 from uniquery.weights.model_file import ModelInfo, check_classes, load_model
@@ -62,7 +63,8 @@ def open_model_and_data(
     if split is None:
         raise UserError(f"{path} has no validation data of its own: add --data ANNOTATIONS IMAGES.")
     classes = config.data.classes if config and data is None else None
-    dataset = CocoData(split.annotations, split.images, classes=classes)
-    dataset.check_files_exist()
+    with hint_at_option("--data", split):
+        dataset = CocoData(split.annotations, split.images, classes=classes)
+        dataset.check_files_exist()
     check_classes(info, dataset.classes, str(split.annotations))
     return ModelAndData(model, info, dataset, config.eval.max_detections if config else COCO_DETECTIONS)

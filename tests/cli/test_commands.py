@@ -325,13 +325,53 @@ def test_checkpoints_that_are_not_ours(trained, tmp_path, capsys):
     assert "is not a uniquery model" in fails(capsys, "predict", tmp_path / "other.safetensors", photo)
 
 
-def test_classes_that_do_not_fit(trained, scenes, tmp_path, capsys):
-    other = json.loads(scenes.annotations("val").read_text())
-    other["categories"][0]["name"] = "zebra"
-    (tmp_path / "other.json").write_text(json.dumps(other))
-    run = trained / "runs" / "small"
-    error = fails(capsys, "eval", run, "--data", tmp_path / "other.json", scenes.images("val"), "--workers", "0")
-    assert "zebra" in error
+class TestClassesOfValidationData:
+    """The same rule for `train` and `eval`: no instances of unknown classes; a class without instances is fine."""
+
+    def changed(self, scenes, folder, change):
+        raw = json.loads(scenes.annotations("val").read_text())
+        change(raw)
+        (folder / "other.json").write_text(json.dumps(raw))
+        return [str(folder / "other.json"), str(scenes.images("val"))]
+
+    def train(self, scenes, folder, val, *more):
+        config = small_config(folder, scenes)
+        return ["train", str(config), "--val", *val, "--set", "train.steps=1", *more]
+
+    def test_an_unknown_class_with_instances_is_refused(self, trained, scenes, tmp_path, capsys):
+        val = self.changed(scenes, tmp_path, lambda raw: raw["categories"][0].update(name="zebra"))
+        for arguments in (
+            ["eval", trained / "runs" / "small", "--data", *val, "--workers", "0"],
+            self.train(scenes, tmp_path, val),
+        ):
+            error = fails(capsys, *arguments)
+            assert "annotations of the class 'zebra', which the training data does not have" in error
+            assert "data.classes" in error
+        assert not (tmp_path / "runs").exists()
+
+    def test_an_unknown_class_without_instances_is_not(self, trained, scenes, tmp_path):
+        val = self.changed(scenes, tmp_path, lambda raw: raw["categories"].append({"id": 99, "name": "zebra"}))
+        assert main(["eval", str(trained / "runs" / "small"), "--data", *val, "--workers", "0"]) == 0
+        assert main(self.train(scenes, tmp_path, val)) == 0
+        assert main(["eval", str(tmp_path / "runs" / "small"), "--workers", "0"]) == 0
+
+    def test_nor_a_known_one_that_the_data_does_not_have(self, trained, scenes, tmp_path):
+        def without_first(raw):
+            first = raw["categories"].pop(0)["id"]
+            raw["annotations"] = [row for row in raw["annotations"] if row["category_id"] != first]
+
+        val = self.changed(scenes, tmp_path, without_first)
+        assert main(["eval", str(trained / "runs" / "small"), "--data", *val, "--workers", "0"]) == 0
+        assert main(self.train(scenes, tmp_path, val)) == 0
+
+    def test_chosen_classes_leave_all_others_out(self, scenes, tmp_path):
+        def change(raw):
+            raw["categories"][0].update(name="zebra")
+
+        val = self.changed(scenes, tmp_path, change)
+        names = [row["name"] for row in json.loads(scenes.annotations("train").read_text())["categories"]]
+        assert main(self.train(scenes, tmp_path, val, "--set", f"data.classes=[{names[1]}]")) == 0
+        assert main(["eval", str(tmp_path / "runs" / "small"), "--workers", "0"]) == 0
 
 
 def test_predict_of_nothing(trained, capsys, tmp_path):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -36,6 +37,7 @@ class CocoData:
         annotations: the json.
         images: the folder its file names are relative to.
         classes: names of the classes to use, in the order of their labels; None takes all, by id.
+        allow_missing: whether `classes` may name some that the data does not have; they get no label.
         keep_empty: whether images without instances stay, as negatives.
         ignore_crowd: whether `load` marks crowd regions as not valid; otherwise they are background.
 
@@ -49,6 +51,7 @@ class CocoData:
         images: Path,
         *,
         classes: Sequence[str] | None = None,
+        allow_missing: bool = False,
         keep_empty: bool = True,
         ignore_crowd: bool = True,
     ) -> None:
@@ -60,8 +63,9 @@ class CocoData:
         check = check_tables(raw, self.image_root)
         _raise_fatal(check, self.annotations)
         self.warnings = [problem.text for problem in check.problems]
-        self._category_rows = _select_categories(raw["categories"], classes, self.annotations)
+        self._category_rows = _select_categories(raw["categories"], classes, self.annotations, allow_missing)
         self.categories = [Category(row["id"], row["name"]) for row in self._category_rows]
+        self.unused = _count_unused(raw, self.categories)  # name → annotations of the other classes
         self._pack(raw, check, keep_empty)
         if not len(self):
             raise DataError(
@@ -277,13 +281,20 @@ def _raise_fatal(check: TableCheck, path: Path) -> None:
         raise DataError(f"{path}: {fatal[0].text.removesuffix('.')}{more}.")
 
 
-def _select_categories(rows: Sequence[Row], classes: Sequence[str] | None, path: Path) -> list[Row]:
+def _count_unused(raw: Row, used: Sequence[Category]) -> dict[str, int]:
+    names = {row["id"]: row["name"] for row in raw["categories"]}
+    counts = Counter(row["category_id"] for row in raw["annotations"])
+    return {names[number]: count for number, count in counts.items() if number not in {c.id for c in used}}
+
+
+def _select_categories(rows: list[Row], classes: Sequence[str] | None, path: Path, allow_missing: bool) -> list[Row]:
     by_name = {row["name"]: row for row in rows}
     if classes is None:
         return sorted(by_name.values(), key=lambda row: row["id"])
     if not classes or len(set(classes)) < len(classes):
         raise DataError(f"The classes to use from {path} must be one or more different names, not {list(classes)}.")
+    found = [name for name in classes if name in by_name]
     for name in classes:
-        if name not in by_name:
+        if name not in by_name and not (allow_missing and found):
             raise DataError(f"{path} has no class '{name}'.{did_you_mean(name, by_name)}")
-    return [by_name[name] for name in classes]
+    return [by_name[name] for name in found]

@@ -46,7 +46,24 @@ def load_splits(config: Config) -> tuple[Dataset, Dataset | None]:
     with hint_at_option("--val", data.val):
         val = open_validation_data(data.val, train_data.classes)
         val.check_files_exist()
+    if data.classes is None:
+        check_classes_known(val, train_data.classes)
     return train_data, val
+
+
+def check_classes_known(data: CocoData, classes: Sequence[str]) -> None:
+    """Checks that all instances of a data set are of classes that a model has; it need not have instances of all.
+
+    Raises:
+        DataError: there are others, which would silently not be scored.
+    """
+    if data.unused:
+        name, count = next(iter(data.unused.items()))
+        known = f"{', '.join(classes[:8])}{', …' * (len(classes) > 8)}"
+        raise DataError(
+            f"{data.annotations} has {count} annotations of the class '{name}', which the training data does not have; "
+            f"its classes are {known}. Rename the class, or train with data.classes, which leaves all others out."
+        )
 
 
 @contextmanager
@@ -65,7 +82,7 @@ def hint_at_option(option: str, split: SplitConfig) -> Iterator[None]:
 
 
 def open_validation_data(split: SplitConfig, classes: Sequence[str]) -> CocoData:
-    """Validation data with the classes of a model; the same object while the file is unchanged.
+    """Validation data with those classes of a model that it has; the same object while the file is unchanged.
 
     So training, diagnosis and the pictures of the report parse it once.
 
@@ -78,7 +95,7 @@ def open_validation_data(split: SplitConfig, classes: Sequence[str]) -> CocoData
 
 @lru_cache(maxsize=2)
 def _open_cached(split: SplitConfig, classes: tuple[str, ...], _modified: int | None) -> CocoData:
-    return CocoData(split.annotations, split.images, classes=classes)
+    return CocoData(split.annotations, split.images, classes=classes, allow_missing=True)
 
 
 def data_checksums(data: Dataset, val: Dataset | None) -> dict[str, int]:

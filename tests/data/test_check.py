@@ -11,6 +11,7 @@ from PIL import ExifTags, Image
 
 from helpers.coco_files import Content, assert_one_sentence, pixels, sound, write_images, write_json, write_set
 from uniquery.data.check import AREA_LIMITS, COUNT_LIMITS, DataReport, check_data
+from uniquery.data.coco import CocoData
 from uniquery.errors import DataError
 
 
@@ -129,6 +130,53 @@ ONE_PROBLEM = {
     ),
     "no annotations": (lambda c, _: c.pop("annotations"), "no annotations", "annotations.json has no 'annotations'"),
 }
+
+
+class TestMistakesOfTheTool:
+    """What is wrong with all masks alike stops training, and the check says it once."""
+
+    def normalized(self, content, _):
+        sizes = {row["id"]: (row["width"], row["height"]) for row in content["images"]}
+        content["annotations"] = [row for row in content["annotations"] if isinstance(row["segmentation"], list)]
+        for row in content["annotations"]:
+            width, height = sizes[row["image_id"]]
+            row["segmentation"] = [
+                [value / (height if i % 2 else width) for i, value in enumerate(part)] for part in row["segmentation"]
+            ]
+
+    def test_normalized_polygons(self, tmp_path):
+        report = report_of(tmp_path, self.normalized)
+        (problem,) = [p for p in report.problems if p.fatal]
+        assert problem.kind == "normalized polygons"
+        assert_one_sentence(problem.text)
+        assert "All 2 polygons lie in 0 to 1" in problem.text
+        assert not report.is_valid
+        with pytest.raises(DataError, match="as fractions of the image: multiply x by its width"):
+            CocoData(tmp_path / "annotations.json", tmp_path / "images")
+
+    def test_one_polygon_in_pixels_shows_that_they_are_not(self, tmp_path):
+        def change(content, images):
+            self.normalized(content, images)
+            content["annotations"][0]["segmentation"] = [[1, 1, 9, 1, 9, 7, 1, 7]]
+
+        assert report_of(tmp_path, change).is_valid
+
+    @pytest.mark.parametrize("empty", [[[5, 5, 5, 5, 5, 5]], None])
+    def test_all_masks_empty(self, tmp_path, empty):
+        def change(content, _):
+            sizes = {row["id"]: [row["height"], row["width"]] for row in content["images"]}
+            for row in content["annotations"]:
+                size = sizes[row["image_id"]]
+                row["segmentation"] = empty or {"size": size, "counts": [size[0] * size[1]]}
+
+        report = report_of(tmp_path, change)
+        (problem,) = [p for p in report.problems if p.fatal]
+        assert problem.text == "All 6 masks are empty: there is nothing to learn from."
+        with pytest.raises(DataError, match="masks are empty"):
+            CocoData(tmp_path / "annotations.json", tmp_path / "images")
+
+    def test_no_annotations_at_all_are_a_set_of_negatives(self, tmp_path):
+        assert report_of(tmp_path, lambda content, _: content["annotations"].clear()).is_valid
 
 
 class TestProblems:

@@ -87,7 +87,23 @@ def check_tables(raw: Mapping[str, Any], image_root: Path) -> TableCheck:
         size = sizes.get(row["image_id"]) if is_id(row.get("image_id")) else None
         if size is not None:
             check.problems += _mask_problems(row, *size, check)
+    check.problems += _common_problems(annotations, check)
     return check
+
+
+def _common_problems(rows: Sequence[Row], check: TableCheck) -> Iterator[Problem]:
+    """What is wrong with the masks of all annotations alike, which hints at a mistake of the tool that wrote them."""
+    polygons = [row["segmentation"] for row in rows if is_id(row.get("id")) and row["id"] in check.masks]
+    polygons = [parts for parts in polygons if parts and isinstance(parts, list)]
+    if polygons and all(0 <= value <= 1 for parts in polygons for part in parts for value in part):
+        text = (
+            f"All {len(polygons)} polygons lie in 0 to 1, as fractions of the image: multiply x by its width and y by"
+        )
+        yield Problem("normalized polygons", f"{text} its height, as COCO has them in pixels.")
+    elif check.mask_areas and not any(check.mask_areas.values()):
+        yield Problem(
+            "all masks empty", f"All {len(check.mask_areas)} masks are empty: there is nothing to learn from."
+        )
 
 
 def _duplicate_ids(rows: Sequence[Row], table: str) -> Iterator[Problem]:

@@ -125,6 +125,6 @@ def run_preview(args: argparse.Namespace) -> None:
         classes=config.data.classes,
         ignore_crowd=config.data.ignore_crowd,
     )
-    picture = preview_picture(data, config.data.augment, config.seed, args.images)
+    picture = preview_picture(data, config.data.augment, config.seed, args.images, config.data.flip_pairs)
     write_atomically(args.output, png_bytes(picture))
     Console().print(f"{args.output}: each image as it is, then as in epochs 0 to 3; hatched regions are ignored.")

@@ -10,6 +10,7 @@ from traceback import clear_frames
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.utils import data as torch_data
 
 from uniquery.data.augment import Augmentation, Sample, augment, image_only, resize, resized_size
@@ -76,13 +77,20 @@ class TrainingSamples(torch_data.Dataset["LoadedSample | DataError"]):
         seed: the seed of the run.
         skip_unreadable: takes a random other image instead of one that cannot be read; which one follows from
             (seed, epoch, image) too.
+        mirrored: (C,) the label that each class has in a mirror image; None: the same.
     """
 
     def __init__(
-        self, data: Dataset, augmentations: Sequence[Augmentation], seed: int, *, skip_unreadable: bool = False
+        self,
+        data: Dataset,
+        augmentations: Sequence[Augmentation],
+        seed: int,
+        *,
+        skip_unreadable: bool = False,
+        mirrored: Tensor | None = None,
     ) -> None:
         self.data, self.augmentations, self.seed = data, augmentations, seed
-        self.skip_unreadable = skip_unreadable
+        self.skip_unreadable, self.mirrored = skip_unreadable, mirrored
 
     def __getitem__(self, key: tuple[int, int]) -> LoadedSample | DataError:
         epoch, index = key
@@ -96,7 +104,8 @@ class TrainingSamples(torch_data.Dataset["LoadedSample | DataError"]):
                 except DataError as error:
                     self._skip(error, unreadable)
                     index = int(rng.integers(len(self.data)))
-            augmented = augment(sample, self.augmentations, rng, partial(self._load_other, unreadable))
+            load_other = partial(self._load_other, unreadable)
+            augmented = augment(sample, self.augmentations, rng, load_other, self.mirrored)
         except DataError as error:
             return error
         return LoadedSample(augmented, int(self.data.image_ids[index]), sample.size, tuple(unreadable))

@@ -15,6 +15,7 @@ from uniquery.data.batch import Batch, TrainingSamples, collate, raise_errors
 from uniquery.data.coco import CocoData
 from uniquery.data.dataset import Dataset
 from uniquery.data.images import is_file
+from uniquery.data.mirrored import mirrored_labels
 from uniquery.data.sampling import StepBatchSampler
 from uniquery.errors import ConfigError, DataError, UserError
 from uniquery.parallel import get_rank, get_world_size
@@ -128,6 +129,7 @@ def training_batches(
             run.config.data.augment,
             run.config.seed,
             skip_unreadable=run.config.data.on_unreadable == "skip",
+            mirrored=mirrored_labels(data.classes, run.config.data.flip_pairs),
         ),
         batch_sampler=sampler,
         num_workers=run.config.data.workers if workers is None else workers,

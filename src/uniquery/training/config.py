@@ -33,6 +33,9 @@ class DataConfig(Settings):
     keep_empty: bool = Field(True, description="keep images without instances, as negatives")
     ignore_crowd: bool = Field(True, description="do not train on crowd regions; false takes them for background")
     augment: tuple[AnyAugmentation, ...] = (ShortSide(), Flip())
+    flip_pairs: tuple[tuple[str, str], ...] = Field(
+        (), description="pairs of classes that are mirror images, such as [[left_hand, right_hand]]: flips swap them"
+    )
     test_size: TestSize = TestSize()
     on_unreadable: Literal["stop", "skip"] = Field(
         "stop", description="what to do when an image cannot be read; skip: train on a random other image instead"

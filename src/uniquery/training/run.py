@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from uniquery.data.dataset import Dataset
+from uniquery.data.mirrored import mirrored_labels
 from uniquery.errors import CheckpointError
 from uniquery.parallel import choose_device, get_world_size
 from uniquery.querying import UniqueQuerying
@@ -132,7 +133,10 @@ def build_run(config: Config, data: Dataset, *, pretrained: bool = True) -> Trai
     steps = count_steps(settings, len(data), images)
     optimizer = build_optimizer(model, config.optim, images)
     ema = EMA(model, settings.ema) if settings.ema else None
-    objective = UniqueQuerying(model, config.querying.inter, config.querying.equivariance, seed=config.seed)
+    mirrored = mirrored_labels(data.classes, config.data.flip_pairs)
+    objective = UniqueQuerying(
+        model, config.querying.inter, config.querying.equivariance, seed=config.seed, mirrored=mirrored
+    )
     return TrainingRun(config, info, model, objective, wrap_ddp(objective), optimizer, ema, steps, device)
 
 

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
+from rich.markup import escape
 
 from uniquery import __version__
 from uniquery.data.dataset import Dataset
+from uniquery.data.mirrored import similar_pairs
 from uniquery.parallel import choose_device, get_world_size
 from uniquery.training.config import Config
 from uniquery.training.optim import warmup_steps
@@ -59,8 +61,8 @@ def print_summary(run: TrainingRun, data: Dataset, val: Dataset | None, console:
     )
     for augmentation in run.config.data.augment:
         console.print(f"  augment {augmentation!r}")
-    for warning in [*length_warnings(run, data), *_warnings(run.config, data)]:
-        console.print(f"[yellow]warning:[/] {warning}")
+    for warning in [*length_warnings(run, data), *_flip_warnings(run.config, data), *_warnings(run.config, data)]:
+        console.print(f"[yellow]warning:[/] {escape(warning)}")
 
 
 def length_warnings(run: TrainingRun, data: Dataset) -> list[str]:
@@ -80,6 +82,23 @@ def length_warnings(run: TrainingRun, data: Dataset) -> list[str]:
             f"{FEW_EPOCHS} epochs are the least; set train.steps or train.epochs."
         )
     return warnings
+
+
+def _flip_warnings(config: Config, data: Dataset) -> list[str]:
+    """Classes that flips would turn into one another."""
+    flips = ["data.augment"] if any(a.is_mirror and getattr(a, "p", 0) for a in config.data.augment) else []
+    if config.querying.equivariance and config.querying.equivariance.flip:
+        flips.append("querying.equivariance.flip")
+    known = {frozenset(pair) for pair in config.data.flip_pairs}
+    pairs = [pair for pair in similar_pairs(data.classes) if frozenset(pair) not in known] if flips else []
+    if not pairs:
+        return []
+    listed = ", ".join(f"{a} and {b}" for a, b in pairs[:3]) + (f" and {len(pairs) - 3} more" if len(pairs) > 3 else "")
+    setting = ", ".join(f"[{a}, {b}]" for a, b in pairs)
+    return [
+        f"flips ({', '.join(flips)}) may turn these classes into one another, and their labels become wrong: {listed}. "
+        f"If so, swap them with data.flip_pairs=[{setting}], or leave the flips out."
+    ]
 
 
 def _warnings(config: Config, data: Dataset) -> list[str]:

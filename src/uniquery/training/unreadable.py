@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rich.console import Console
+from rich.markup import escape
 
 from uniquery.parallel import gather_lists
 
@@ -30,5 +31,7 @@ class UnreadableImages:
         new = gather_lists([sentence for sentence, is_printed in self._is_printed.items() if not is_printed])
         for sentence in dict.fromkeys(new):
             if not self._is_printed.get(sentence):  # of another process, which may have met it later
-                self.console.print(f"[yellow]warning:[/] {sentence} Another image is taken (data.on_unreadable).")
+                self.console.print(
+                    f"[yellow]warning:[/] {escape(sentence)} Another image is taken (data.on_unreadable)."
+                )
         self._is_printed = dict.fromkeys([*self._is_printed, *new], True)

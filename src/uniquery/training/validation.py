@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.markup import escape
 
 from uniquery.data.dataset import Dataset, Row
 from uniquery.evaluation import evaluate
@@ -37,7 +38,7 @@ def evaluate_run(run: TrainingRun, val: Dataset, log: MetricsLog, console: Conso
     if get_rank():
         return
     for sentence in unreadable:
-        console.print(f"[yellow]warning:[/] {sentence} Its instances count as not found.")
+        console.print(f"[yellow]warning:[/] {escape(sentence)} Its instances count as not found.")
     settings = run.config.eval
     metrics = evaluate(val.ground_truth(), results, max_detections=settings.max_detections, backend=settings.backend)
     log.write(

@@ -13,10 +13,12 @@ from safetensors.torch import save_file
 
 from helpers.small_runs import small_config
 from uniquery import demo
-from uniquery.cli import COMMANDS, build_parser, main
+from uniquery.cli import COMMANDS, build_parser, main, predict
 from uniquery.data.coco_json import read_json
 from uniquery.data.scenes import ScenesConfig
 from uniquery.masks import rle
+from uniquery.model import SCORE_THRESHOLD
+from uniquery.report.predictions import FORMATS
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +86,9 @@ def test_every_option_has_a_help_sentence_and_says_its_default(name):
                 assert "(default: " in action.help, action
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], [], ["config", "list"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], [], ["config", "list"], *([name, "--help"] for name in COMMANDS)]
+)
 def test_what_needs_no_command_does_not_import_torch(arguments):
     code = f"""
 import sys
@@ -97,7 +101,13 @@ assert "torch" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert all(name in done.stdout for name in COMMANDS) or "--help" not in arguments
+    assert all(name in done.stdout for name in COMMANDS) or arguments != ["--help"]
+
+
+def test_options_repeat_the_defaults_of_python():
+    """They are not imported, as that would import torch."""
+    assert predict.FORMATS == FORMATS
+    assert predict.SCORE_THRESHOLD == SCORE_THRESHOLD
 
 
 def test_the_list_of_commands_is_that_of_the_modules(capsys):

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from uniquery.cli.options import add_device, command, positive, print_warning, progress_bar
-from uniquery.model import SCORE_THRESHOLD, load
-from uniquery.report.predictions import FORMATS, find_images, write_predictions
+
+FORMATS = ("json", "png", "overlay")
+SCORE_THRESHOLD = 0.5  # of `Model.predict`
 
 
 def add_parser(commands: Any) -> None:
@@ -54,6 +55,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from uniquery.model import load
+    from uniquery.report.predictions import find_images, write_predictions
+
     model = load(args.model, device=args.device)
     files, unreadable = find_images(args.inputs), list[str]()
     with progress_bar("predicting") as progress:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from uniquery.cli.options import add_set, add_split, command, print_warning, split_overrides
 from uniquery.errors import UserError
-from uniquery.report.build import build_report
-from uniquery.training.config import Config, load_config
-from uniquery.training.config_files import Override
-from uniquery.training.distributed import is_main_process
-from uniquery.training.loop import train
-from uniquery.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from uniquery.training.config import Config
+    from uniquery.training.config_files import Override
 
 
 def add_parser(commands: Any) -> None:
@@ -55,6 +53,9 @@ def overrides(args: argparse.Namespace) -> list[Override]:
 
 
 def _load_config(args: argparse.Namespace) -> Config:
+    from uniquery.training.config import load_config
+    from uniquery.training.run_folder import RunFolder
+
     run_folder = RunFolder(Path(args.config))
     if not run_folder.config_file.is_file():
         return load_config(args.config, overrides(args))
@@ -64,6 +65,10 @@ def _load_config(args: argparse.Namespace) -> Config:
 
 
 def run(args: argparse.Namespace) -> None:
+    from uniquery.report.build import build_report
+    from uniquery.training.distributed import is_main_process
+    from uniquery.training.loop import train
+
     console = Console()
     config = _load_config(args)
     folder = train(config, resume="auto" if args.resume == "auto" else args.resume is not None, console=console)

@@ -14,6 +14,7 @@ from uniquery.errors import UserError
 if TYPE_CHECKING:
     from uniquery.training.config import Config
     from uniquery.training.config_files import Override
+    from uniquery.training.resume import Resume
 
 
 def add_parser(commands: Any) -> None:
@@ -65,13 +66,13 @@ def _load_config(args: argparse.Namespace) -> Config:
 
 
 def run(args: argparse.Namespace) -> None:
-    from uniquery.report.build import build_report
+    from uniquery.experiment import train
     from uniquery.training.distributed import is_main_process
-    from uniquery.training.loop import train
+    from uniquery.training.run_folder import RunFolder
 
     console = Console()
     config = _load_config(args)
-    folder = train(config, resume="auto" if args.resume == "auto" else args.resume is not None, console=console)
+    resume: Resume = "auto" if args.resume == "auto" else args.resume is not None
+    folder = train(config, resume=resume, console=console, warn=print_warning)
     if is_main_process():
-        page = build_report([folder], warn=print_warning)
-        console.print(f"Everything is in {folder}; open {page} in a browser.")
+        console.print(f"Everything is in {folder}; open {RunFolder(folder).report_file} in a browser.", soft_wrap=True)

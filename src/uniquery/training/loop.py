@@ -9,14 +9,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress
 
 from uniquery.data.batch import Batch
 from uniquery.data.dataset import Dataset
@@ -26,6 +19,7 @@ from uniquery.signals import StopRequest, stop_requests
 from uniquery.training.batches import data_checksums, explain_killed_workers, load_splits, training_batches
 from uniquery.training.checkpoint import Saver
 from uniquery.training.config import Config, with_absolute_data
+from uniquery.training.console import RemainingTime, loss_note, training_progress
 from uniquery.training.distributed import process_group
 from uniquery.training.log import MetricsLog, SilentLog, TrainLine
 from uniquery.training.optim import EMA
@@ -42,13 +36,9 @@ from uniquery.weights.model_file import load_matching_weights
 
 
 def train(config: Config, *, resume: Resume = False, console: Console | None = None) -> Path:
-    """Trains and evaluates a model, and returns the folder of the run, where everything is written.
+    """Trains and evaluates a model, and returns the folder of the run; `uniquery.train` also writes the report.
 
     The first SIGINT or SIGTERM ends it after the current step, with a checkpoint; a second SIGINT ends it at once.
-
-        config = load_config("mine.yaml", ["train.steps=1000"])
-        folder = train(config)
-        model, info = load_model(folder)
 
     Args:
         config: the experiment, from `load_config` or built in Python.
@@ -84,7 +74,7 @@ def _train(config: Config, resume: Resume, console: Console) -> Path:
         print_summary(run, data, val, console)
     log = _open_log(run)
     try:
-        with _progress(console) as progress, stop_requests() as stop:
+        with training_progress(console) as progress, stop_requests() as stop:
             Trainer(run, data, val, log=log, stop=stop, console=console, progress=progress).fit()
     finally:
         log.close()
@@ -135,6 +125,7 @@ class Trainer:
         self.saver = Saver(run, log)
         self.savepoint = Savepoint(run)
         self.task = progress.add_task("train", total=run.steps, completed=run.step, note="")
+        self.remaining = RemainingTime(run.step)
         self.unreadable = UnreadableImages(console)
 
     def fit(self) -> None:
@@ -240,11 +231,11 @@ class Trainer:
                 querying=querying,
             )
         )
-        total, data = sum(losses.values()), seconds["data"]
-        note = f"loss {total:.3f}  lr {lr:.2g}  {sum(seconds.values()):.2f} s/step (data {data:.2f})"
+        note = loss_note(losses, lr, seconds)
         self.progress.update(self.task, note=note)
         if not self.console.is_terminal:
-            self.console.print(f"step {run.step}/{run.steps}  {note}")
+            remaining = self.remaining(run.step, run.steps)
+            self.console.print(f"step {run.step}/{run.steps}  {note}  ETA {remaining}", soft_wrap=True)
         if run.config.data.on_unreadable == "skip":
             self.unreadable.print_new()
 
@@ -279,16 +270,3 @@ class Trainer:
             message = f"Stopped by {name} before the first step."
         self.console.print(f"{message} Continue with --resume auto.")
         self.stop.exit()
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=console,
-        transient=True,
-    )

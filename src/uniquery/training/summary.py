@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 import sys
 from typing import Any
 
@@ -34,7 +35,7 @@ def environment(config: Config) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "processes": get_world_size(),
         "seed": config.seed,
-        "command": " ".join(sys.argv),
+        "command": shlex.join(sys.argv),
     }
 
 

@@ -55,6 +55,9 @@ def evaluate_run(run: TrainingRun, val: Dataset, log: MetricsLog, console: Conso
     values = {name: value for name, value in metrics.values.items() if name.startswith(metrics.headline)}
     console.print(f"step {run.step}: " + "  ".join(f"{name} {format_percent(v, 1)}" for name, v in values.items()))
     if metrics.score is None or metrics.score > run.best:
+        if metrics.score is not None:
+            score = f"{metrics.headline} {format_percent(metrics.score, 1)}"
+            console.print(f"step {run.step}: new best {score}, saved in {run.folder.best}", soft_wrap=True)
         run.best = -math.inf if metrics.score is None else metrics.score
         save_checkpoint(run.folder.best, run.eval_state_dict(), run.info)
         run.folder.write_predictions(results)

@@ -62,6 +62,7 @@ def test_every_command_has_help_with_an_example(capsys):
         "study",
         "report",
         "config show",
+        "config explain",
         "config list",
         "data make-scenes",
     ]

@@ -249,7 +249,7 @@ def test_all_config_mistakes_are_told_at_once(capsys):
         capsys,
         "config",
         "show",
-        "demo",
+        "condinst_lite0",
         "--set",
         "trian.steps=3",
         "--set",
@@ -271,6 +271,8 @@ def test_all_config_mistakes_are_told_at_once(capsys):
         ("data.augment.0.op=flop", "flip"),
         ("nonsense", "key=value"),
         ("backbone=resnet5", "resnet50"),
+        ("data.test_size={short: 800, longest: 600}", "short is more than longest (800 and 600)"),
+        ("data.augment=[{op: short_side, range: [400, 1200], longest: 1000}]", "cannot be 1200"),
     ],
 )
 def test_config_mistakes(capsys, override, word):
@@ -383,6 +385,22 @@ class TestClassesOfValidationData:
         names = [row["name"] for row in json.loads(scenes.annotations("train").read_text())["categories"]]
         assert main(self.train(scenes, tmp_path, val, "--set", f"data.classes=[{names[1]}]")) == 0
         assert main(["eval", str(tmp_path / "runs" / "small"), "--workers", "0"]) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["predict", "run", "a.png", "--mask-threshold", "50"],
+        ["predict", "run", "a.png", "--score", "1.5"],
+        ["predict", "run", "a.png", "--score", "nan"],
+        ["eval", "run", "--mask-threshold", "-1"],
+    ],
+)
+def test_thresholds_are_probabilities(capsys, arguments):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert f"argument {arguments[-2]}: {arguments[-1]} is not a number from 0 to 1" in capsys.readouterr().err
 
 
 def test_predict_of_nothing(trained, capsys, tmp_path):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from uniquery.cli.options import add_device, add_split, command, not_negative, positive, progress_bar
+from uniquery.cli.options import add_device, add_split, command, not_negative, positive, probability, progress_bar
 from uniquery.errors import UserError
 from uniquery.files import write_atomically
 
@@ -49,7 +49,9 @@ def add_parser(commands: Any) -> None:
         help="what computes the metrics; pycocotools is the slow reference (default: %(default)s)",
     )
     parser.add_argument(
-        "--mask-threshold", type=float, help="probability above which a pixel belongs to a mask (default: the model's)"
+        "--mask-threshold",
+        type=probability,
+        help="probability above which a pixel belongs to a mask (default: the model's)",
     )
     parser.add_argument("--sweep-threshold", action="store_true", help="show AP at several mask thresholds")
     parser.add_argument("--save", type=Path, help="write the results as COCO json (default: not written)")

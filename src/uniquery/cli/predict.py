@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from uniquery.cli.options import add_device, command, positive, print_warning, progress_bar
+from uniquery.cli.options import add_device, command, positive, print_warning, probability, progress_bar
 
 FORMATS = ("json", "png", "overlay")
 SCORE_THRESHOLD = 0.5  # of `Model.predict`
@@ -32,12 +32,14 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--score",
-        type=float,
+        type=probability,
         default=SCORE_THRESHOLD,
         help="leave out instances with a lower score (default: %(default)s)",
     )
     parser.add_argument(
-        "--mask-threshold", type=float, help="the smallest probability of a mask's pixel (default: the model's own)"
+        "--mask-threshold",
+        type=probability,
+        help="the smallest probability of a mask's pixel (default: the model's own)",
     )
     parser.add_argument(
         "--formats",
@@ -49,7 +51,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--short",
         type=positive,
-        help="the short side in pixels to which images are resized (default: the model's own test size)",
+        help="the short side in pixels to which images are resized; the limit of the long side changes by the same "
+        "factor (default: the model's own test size)",
     )
     add_device(parser)
 

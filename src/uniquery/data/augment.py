@@ -86,6 +86,8 @@ class ShortSide(Augmentation):
     def _ordered(self) -> ShortSide:
         if not 0 < self.range[0] <= self.range[1]:
             raise ValueError("range must be two positive sizes, the smaller first")
+        if self.range[1] > self.longest:
+            raise ValueError(f"the short side cannot be {self.range[1]} if the long side is at most {self.longest}")
         return self
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:

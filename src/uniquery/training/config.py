@@ -44,6 +44,14 @@ class DataConfig(Settings):
     )
     workers: int = Field(2, ge=0, description="processes that load data, per training process")
 
+    @model_validator(mode="after")
+    def _test_size_is_possible(self) -> DataConfig:
+        if self.test_size.short > self.test_size.longest:  # not in TestSize: old model files must stay readable
+            raise ValueError(
+                f"test_size: short is more than longest ({self.test_size.short} and {self.test_size.longest})"
+            )
+        return self
+
 
 class LayerConfig(Settings):
     """Learning rate and weight decay of some parameters."""

@@ -179,6 +179,58 @@ class TestMistakesOfTheTool:
         assert report_of(tmp_path, lambda content, _: content["annotations"].clear()).is_valid
 
 
+class TestHints:
+    def test_images_in_another_folder(self, tmp_path):
+        path, images = write_set(tmp_path)
+        (tmp_path / "deep").mkdir()
+        moved = images.rename(tmp_path / "deep" / "images")
+        for given, near in (
+            (tmp_path, None),  # two below, beside others
+            (tmp_path / "deep", moved),
+            (moved / "sub", moved),
+        ):
+            report = check_data(path, given)
+            (hint,) = [problem for problem in report.problems if problem.kind == "image folder"]
+            assert f"but in {near or moved}: give that folder." in hint.text
+            assert not report.is_valid
+            with pytest.raises(DataError, match=f"It is in {near or moved}: give that folder"):
+                CocoData(path, given).check_files_exist()
+
+    def test_no_hint_where_nothing_is_found(self, tmp_path):
+        path, images = write_set(tmp_path)
+        (images / "a.png").unlink()
+        report = check_data(path, images)
+        assert kinds(report) == {"missing file": 1}
+
+    def test_absolute_names_and_back_slashes_are_read(self, tmp_path):
+        def change(content, images):
+            for row in content["images"][::2]:
+                row["file_name"] = str(images / row["file_name"])
+            content["images"][1]["file_name"] = content["images"][1]["file_name"].replace("/", "\\")
+
+        assert report_of(tmp_path, change).is_valid
+        assert CocoData(tmp_path / "annotations.json", tmp_path / "images").read(1).shape == (30, 20, 3)
+
+    @pytest.mark.parametrize("table", ["images", "categories", "annotations"])
+    def test_ids_in_quotes_are_explained(self, tmp_path, table):
+        report = report_of(tmp_path, lambda content, _: content[table][0].update(id="5"))
+        assert any("'5' is a text: write numbers without quotes." in p.text for p in report.problems)
+        assert all(p.text.isprintable() for p in report.problems)
+
+    @pytest.mark.parametrize(("largest", "is_warned"), [(4095, True), (200, False), (40000, False)])
+    def test_sixteen_bits_of_which_few_are_used(self, tmp_path, largest, is_warned):
+        def change(_content, images):
+            values = np.linspace(0, largest, 16 * 18).reshape(16, 18).astype(np.uint16)
+            Image.fromarray(values).save(images / "nothing.png")
+
+        report = report_of(tmp_path, change)
+        assert report.is_valid
+        assert kinds(report) == ({"bits": 1} if is_warned else {})
+        if is_warned:
+            assert_one_sentence(report.problems[0].text)
+            assert "reach only 4095 of 65535" in report.problems[0].text
+
+
 class TestProblems:
     @pytest.mark.parametrize("read_pixels", [True, False], ids=["pixels", "headers"])
     @pytest.mark.parametrize(("change", "kind", "says"), ONE_PROBLEM.values(), ids=ONE_PROBLEM.keys())

@@ -3,9 +3,12 @@
 import json
 import math
 import re
+import shutil
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
@@ -252,6 +255,17 @@ def test_data_without_instances_is_warned(scenes, tmp_path, capsys):
         loop.train(load_config(small_config(tmp_path, scenes), [*changes, f"name=warned-{is_warned}", "train.steps=1"]))
         message = " ".join(capsys.readouterr().out.split())
         assert ("warning: the training data has no instances" in message) == is_warned
+
+
+def test_sixteen_bit_images_that_are_nearly_black_are_warned(scenes, tmp_path, capsys):
+    images = shutil.copytree(scenes.images("train"), tmp_path / "images")
+    for file in images.iterdir():
+        gray = np.asarray(Image.open(file).convert("L"))
+        Image.fromarray(gray.astype(np.uint16) * 16).save(file)  # 12 bits
+    loop.train(load_config(small_config(tmp_path, scenes), [("data.train.images", str(images)), "train.steps=1"]))
+    assert re.search(
+        r"warning: the values of 16-bit images reach only [34]\d\d\d of", " ".join(capsys.readouterr().out.split())
+    )
 
 
 def test_an_odd_batch_cannot_be_paired(scenes, tmp_path):

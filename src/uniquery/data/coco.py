@@ -21,7 +21,7 @@ from torch import Tensor
 from uniquery.data.augment import Sample, image_only
 from uniquery.data.coco_json import TableCheck, check_tables, read_json
 from uniquery.data.dataset import Category, GroundTruth, Row
-from uniquery.data.images import check_image_root, inside_root, is_file, read_image
+from uniquery.data.images import check_image_root, find_image_root, inside_root, is_file, read_image
 from uniquery.data.json_values import read_box
 from uniquery.errors import DataError, did_you_mean
 from uniquery.masks import rle
@@ -193,9 +193,10 @@ class CocoData:
         """Raises if an image file is missing, before training starts."""
         missing = [index for index in range(len(self)) if not is_file(self.path(index))]
         if missing:
+            near, first = find_image_root(self.image_root, self._names[missing[0]]), self.path(missing[0])
             raise DataError(
-                f"{len(missing)} of {len(self)} image files are missing, the first is {self.path(missing[0])} "
-                f"({self._image_name(missing[0])})."
+                f"{len(missing)} of {len(self)} image files are missing, the first is {first} "
+                f"({self._image_name(missing[0])}).{f' It is in {near}: give that folder.' if near else ''}"
             )
 
     def _image_name(self, index: int) -> str:
@@ -293,8 +294,7 @@ def _select_categories(rows: list[Row], classes: Sequence[str] | None, path: Pat
         return sorted(by_name.values(), key=lambda row: row["id"])
     if not classes or len(set(classes)) < len(classes):
         raise DataError(f"The classes to use from {path} must be one or more different names, not {list(classes)}.")
-    found = [name for name in classes if name in by_name]
     for name in classes:
-        if name not in by_name and not (allow_missing and found):
+        if name not in by_name and not (allow_missing and by_name.keys() & classes):
             raise DataError(f"{path} has no class '{name}'.{did_you_mean(name, by_name)}")
-    return [by_name[name] for name in found]
+    return [by_name[name] for name in classes if name in by_name]

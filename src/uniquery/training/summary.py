@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import shlex
 import sys
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,15 @@ from rich.markup import escape
 
 from uniquery import __version__
 from uniquery.data.dataset import Dataset
+from uniquery.data.images import sixteen_bit_maximum, unused_bits
 from uniquery.data.mirrored import similar_pairs
+from uniquery.errors import DataError
 from uniquery.parallel import choose_device, get_world_size
 from uniquery.training.config import Config
 from uniquery.training.optim import warmup_steps
 from uniquery.training.run import TrainingRun, images_per_step
 
+SOME_IMAGES = 8
 FEW_STEPS, FEW_EPOCHS = 200, 3  # shorter runs are warned about
 
 
@@ -62,7 +66,12 @@ def print_summary(run: TrainingRun, data: Dataset, val: Dataset | None, console:
     )
     for augmentation in run.config.data.augment:
         console.print(f"  augment {augmentation!r}")
-    for warning in [*length_warnings(run, data), *_flip_warnings(run.config, data), *_warnings(run.config, data)]:
+    for warning in [
+        *length_warnings(run, data),
+        *_flip_warnings(run.config, data),
+        *_warnings(run.config, data),
+        *_bit_warnings(data),
+    ]:
         console.print(f"[yellow]warning:[/] {escape(warning)}")
 
 
@@ -100,6 +109,16 @@ def _flip_warnings(config: Config, data: Dataset) -> list[str]:
         f"flips ({', '.join(flips)}) may turn these classes into one another, and their labels become wrong: {listed}. "
         f"If so, swap them with data.flip_pairs=[{setting}], or leave the flips out."
     ]
+
+
+def _bit_warnings(data: Dataset) -> list[str]:
+    """16-bit images that use a small part of their range, looked for in some of the images."""
+    maxima = []
+    for index in range(0, len(data), max(1, len(data) // SOME_IMAGES)):
+        with suppress(DataError):  # training meets it later
+            maxima.append(sixteen_bit_maximum(data.path(index)))
+    sentence = unused_bits([largest for largest in maxima if largest is not None])
+    return [sentence] if sentence else []
 
 
 def _warnings(config: Config, data: Dataset) -> list[str]:

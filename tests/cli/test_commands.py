@@ -279,6 +279,22 @@ def test_config_mistakes(capsys, override, word):
     assert word in fails(capsys, "config", "show", "demo", "--set", override)
 
 
+@pytest.mark.parametrize(("options", "is_warned"), [(["--set", "model=solov2"], True), ([], False)])
+def test_a_switch_of_the_model_says_what_it_keeps(tmp_path, capsys, options, is_warned):
+    (tmp_path / "mine.yaml").write_text(
+        "model: {name: condinst, channels: 32}\nbackbone: {name: tiny, weights: random}"
+    )
+    error = fails_after_warnings(capsys, "train", tmp_path / "mine.yaml", *options)  # there is no data
+    warning = "is a configuration of condinst: solov2 gets its default size, and optim, schedule and data stay"
+    assert (warning in error) == is_warned
+
+
+def fails_after_warnings(capsys, *arguments) -> str:
+    capsys.readouterr()
+    assert main([str(a) for a in arguments]) == 2
+    return capsys.readouterr().err
+
+
 def test_unknown_configuration(capsys):
     assert "Did you mean 'demo'" in fails(capsys, "train", "demoo")
 

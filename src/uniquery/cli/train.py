@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from uniquery.cli.options import add_set, add_split, command, print_warning, split_overrides
-from uniquery.errors import UserError
+from uniquery.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from uniquery.training.config import Config
@@ -59,10 +59,27 @@ def _load_config(args: argparse.Namespace) -> Config:
 
     run_folder = RunFolder(Path(args.config))
     if not run_folder.config_file.is_file():
-        return load_config(args.config, overrides(args))
+        config = load_config(args.config, overrides(args))
+        _warn_of_another_model(args.config, config)
+        return config
     if args.resume is None:
         raise UserError(f"{run_folder} is a run: continue it with --resume.")
     return run_folder.config_to_resume(overrides(args))
+
+
+def _warn_of_another_model(source: str, config: Config) -> None:
+    """Warns if `--set model=…` leaves settings that were made for another segmenter."""
+    from uniquery.training.config import load_config
+
+    try:
+        before, now = load_config(source).model.name, config.model.name
+    except ConfigError:  # complete only with the options
+        return
+    if before != now:
+        print_warning(
+            f"{source} is a configuration of {before}: {now} gets its default size, and optim, schedule and data stay "
+            f"as they were set for {before}. 'uniquery config list' shows configurations of {now}."
+        )
 
 
 def run(args: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ class StepResult:
     grad_norm: Tensor
     image_ids: list[int]
     local_loss: Tensor
-    unreadable: list[str]
+    unreadable: list[str] = field(default_factory=list)
 
     def is_finite(self) -> bool:
         """Whether every loss and the gradient norm are finite. Synchronizes with the GPU."""

@@ -5,22 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from uniquery.cli.options import add_device, add_split, command, not_negative, positive, progress_bar
-from uniquery.data.dataset import GroundTruth, Row
+from uniquery.cli.options import add_device, add_split, command, not_negative, positive, probability, progress_bar
 from uniquery.errors import UserError
-from uniquery.evaluation import Metrics, class_table, evaluate, table
-from uniquery.evaluation.coco import COCO_DETECTIONS
-from uniquery.evaluation.entries import IouType
-from uniquery.evaluation.inference import predict_dataset
-from uniquery.evaluation.sweep import sweep_mask_thresholds
-from uniquery.evaluation.tables import sweep_table
 from uniquery.files import write_atomically
-from uniquery.parallel import choose_device
-from uniquery.training.model_and_data import ModelAndData, open_model_and_data
+
+if TYPE_CHECKING:
+    from uniquery.data.dataset import GroundTruth, Row
+    from uniquery.evaluation import Metrics
+    from uniquery.evaluation.entries import IouType
+    from uniquery.training.model_and_data import ModelAndData
 
 
 def add_parser(commands: Any) -> None:
@@ -52,7 +49,9 @@ def add_parser(commands: Any) -> None:
         help="what computes the metrics; pycocotools is the slow reference (default: %(default)s)",
     )
     parser.add_argument(
-        "--mask-threshold", type=float, help="probability above which a pixel belongs to a mask (default: the model's)"
+        "--mask-threshold",
+        type=probability,
+        help="probability above which a pixel belongs to a mask (default: the model's)",
     )
     parser.add_argument("--sweep-threshold", action="store_true", help="show AP at several mask thresholds")
     parser.add_argument("--save", type=Path, help="write the results as COCO json (default: not written)")
@@ -64,6 +63,10 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from uniquery.evaluation.coco import COCO_DETECTIONS
+    from uniquery.parallel import choose_device
+    from uniquery.training.model_and_data import open_model_and_data
+
     console = Console()
     if args.results is not None:
         truth = args.annotations or (args.data[0] if args.data else None)
@@ -83,6 +86,9 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _sweep(console: Console, args: argparse.Namespace, trained: ModelAndData) -> None:
+    from uniquery.evaluation.sweep import sweep_mask_thresholds
+    from uniquery.evaluation.tables import sweep_table
+
     with progress_bar("predicting", console) as progress:
         sweep = sweep_mask_thresholds(
             trained.model,
@@ -100,6 +106,8 @@ def _sweep(console: Console, args: argparse.Namespace, trained: ModelAndData) ->
 
 
 def _evaluate(console: Console, args: argparse.Namespace, trained: ModelAndData) -> None:
+    from uniquery.evaluation.inference import predict_dataset
+
     with progress_bar("predicting", console) as progress:
         (results,) = predict_dataset(
             trained.model,
@@ -119,6 +127,8 @@ def _evaluate(console: Console, args: argparse.Namespace, trained: ModelAndData)
 def _score(
     args: argparse.Namespace, truth: GroundTruth | Path, results: list[Row] | Path, max_detections: int
 ) -> list[Metrics]:
+    from uniquery.evaluation import evaluate
+
     iou_types: tuple[IouType, ...] = ("segm", "bbox") if args.type == "both" else (args.type,)
     return [
         evaluate(truth, results, iou_type=iou_type, max_detections=max_detections, backend=args.backend)
@@ -127,6 +137,8 @@ def _score(
 
 
 def _report(console: Console, args: argparse.Namespace, metrics: list[Metrics]) -> None:
+    from uniquery.evaluation import class_table, table
+
     console.print(table(*metrics))
     console.print(class_table(*metrics))
     for note in metrics[0].notes:

@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from uniquery.cli.options import add_device, command, positive, progress_bar
-from uniquery.model import SCORE_THRESHOLD, load
-from uniquery.report.predictions import FORMATS, find_images, write_predictions
+from uniquery.cli.options import add_device, command, positive, print_warning, probability, progress_bar
+
+FORMATS = ("json", "png", "overlay")
+SCORE_THRESHOLD = 0.5  # of `Model.predict`
 
 
 def add_parser(commands: Any) -> None:
@@ -31,12 +32,14 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--score",
-        type=float,
+        type=probability,
         default=SCORE_THRESHOLD,
         help="leave out instances with a lower score (default: %(default)s)",
     )
     parser.add_argument(
-        "--mask-threshold", type=float, help="the smallest probability of a mask's pixel (default: the model's own)"
+        "--mask-threshold",
+        type=probability,
+        help="the smallest probability of a mask's pixel (default: the model's own)",
     )
     parser.add_argument(
         "--formats",
@@ -48,14 +51,18 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--short",
         type=positive,
-        help="the short side in pixels to which images are resized (default: the model's own test size)",
+        help="the short side in pixels to which images are resized; the limit of the long side changes by the same "
+        "factor (default: the model's own test size)",
     )
     add_device(parser)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> int:
+    from uniquery.model import load
+    from uniquery.report.predictions import find_images, write_predictions
+
     model = load(args.model, device=args.device)
-    files = find_images(args.inputs)
+    files, unreadable = find_images(args.inputs), list[str]()
     with progress_bar("predicting") as progress:
         instances = write_predictions(
             model,
@@ -66,5 +73,9 @@ def run(args: argparse.Namespace) -> None:
             mask_threshold=args.mask_threshold,
             short=args.short,
             progress=progress,
+            on_unreadable=unreadable.append,
         )
-    print(f"{instances} instances in {len(files)} images, written to {args.output}")
+    print(f"{instances} instances in {len(files) - len(unreadable)} images, written to {args.output}")
+    for sentence in unreadable:
+        print_warning(f"left out: {sentence}")
+    return 1 if unreadable else 0

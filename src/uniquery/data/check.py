@@ -10,12 +10,24 @@ from typing import Any
 
 from uniquery.data.coco_json import Problem, TableCheck, check_tables, image_file_name, read_json
 from uniquery.data.dataset import Row
-from uniquery.data.images import check_image_root, image_size, inside_root, is_file, read_image
+from uniquery.data.images import (
+    check_image_root,
+    find_image_root,
+    image_size,
+    inside_root,
+    is_file,
+    read_image,
+    sixteen_bit_maximum,
+    unused_bits,
+)
 from uniquery.data.json_values import has_size, is_id, is_text, shorten
 from uniquery.errors import DataError
 
 AREA_LIMITS = {"tiny (< 8²)": 8**2, "small (< 32²)": 32**2, "medium (< 96²)": 96**2, "large": float("inf")}
 COUNT_LIMITS = {"0": 0, "1–10": 10, "11–50": 50, "51–100": 100, "101–300": 300, "more": float("inf")}
+
+READ_LATER = frozenset({"unreadable file", "size mismatch"})
+"""Kinds of problems that training meets only when it reads the image."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +56,21 @@ class DataReport:
 
     @property
     def is_valid(self) -> bool:
-        """Whether training may start."""
+        """Whether training may start, and would read every image."""
         return not any(p.fatal for p in self.problems)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: what training would do with this data."""
+        kinds = {p.kind for p in self.problems if p.fatal}
+        if not kinds:
+            return "The data is valid."
+        if kinds <= READ_LATER:
+            return (
+                "Training would start, save a checkpoint and stop at the first such image: repair the files, or leave "
+                "them out with data.on_unreadable=skip."
+            )
+        return "Training would not start with this data."
 
 
 def check_data(
@@ -70,7 +95,39 @@ def check_data(
     for done, row in enumerate(raw["images"], start=1):
         check.problems += _file_problems(row, images, read_pixels)
         progress(done, len(raw["images"]))
+    check.problems += _near_folder(check, images)
+    check.problems += _unused_bits(check, images) if read_pixels else []
     return _summary(raw, check)
+
+
+def _near_folder(check: TableCheck, root: Path) -> Iterator[Problem]:
+    """A hint if the images are in another folder nearby."""
+    if not any(problem.kind == "missing file" for problem in check.problems):
+        return
+    for name in check.file_names.values():
+        near = find_image_root(root, name)
+        if near is not None and not _exists(root, name):
+            yield Problem("image folder", f"{name} is not in {root}, but in {near}: give that folder.", fatal=False)
+            return
+
+
+def _unused_bits(check: TableCheck, root: Path) -> Iterator[Problem]:
+    maxima = []
+    for name in check.file_names.values():
+        try:
+            maxima.append(sixteen_bit_maximum(inside_root(root, name)))
+        except DataError:
+            continue  # reported with its file
+    sentence = unused_bits([largest for largest in maxima if largest is not None])
+    if sentence:
+        yield Problem("bits", f"{sentence[0].upper()}{sentence[1:]}", fatal=False)
+
+
+def _exists(root: Path, name: str) -> bool:
+    try:
+        return is_file(inside_root(root, name))
+    except DataError:
+        return False
 
 
 def _file_problems(row: Row, root: Path, read_pixels: bool) -> Iterator[Problem]:

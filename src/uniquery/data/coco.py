@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch import Tensor
 from uniquery.data.augment import Sample, image_only
 from uniquery.data.coco_json import TableCheck, check_tables, read_json
 from uniquery.data.dataset import Category, GroundTruth, Row
-from uniquery.data.images import check_image_root, inside_root, is_file, read_image
+from uniquery.data.images import check_image_root, find_image_root, inside_root, is_file, read_image
 from uniquery.data.json_values import read_box
 from uniquery.errors import DataError, did_you_mean
 from uniquery.masks import rle
@@ -36,6 +37,7 @@ class CocoData:
         annotations: the json.
         images: the folder its file names are relative to.
         classes: names of the classes to use, in the order of their labels; None takes all, by id.
+        allow_missing: whether `classes` may name some that the data does not have; they get no label.
         keep_empty: whether images without instances stay, as negatives.
         ignore_crowd: whether `load` marks crowd regions as not valid; otherwise they are background.
 
@@ -49,6 +51,7 @@ class CocoData:
         images: Path,
         *,
         classes: Sequence[str] | None = None,
+        allow_missing: bool = False,
         keep_empty: bool = True,
         ignore_crowd: bool = True,
     ) -> None:
@@ -60,8 +63,9 @@ class CocoData:
         check = check_tables(raw, self.image_root)
         _raise_fatal(check, self.annotations)
         self.warnings = [problem.text for problem in check.problems]
-        self._category_rows = _select_categories(raw["categories"], classes, self.annotations)
+        self._category_rows = _select_categories(raw["categories"], classes, self.annotations, allow_missing)
         self.categories = [Category(row["id"], row["name"]) for row in self._category_rows]
+        self.unused = _count_unused(raw, self.categories)  # name → annotations of the other classes
         self._pack(raw, check, keep_empty)
         if not len(self):
             raise DataError(
@@ -189,9 +193,10 @@ class CocoData:
         """Raises if an image file is missing, before training starts."""
         missing = [index for index in range(len(self)) if not is_file(self.path(index))]
         if missing:
+            near, first = find_image_root(self.image_root, self._names[missing[0]]), self.path(missing[0])
             raise DataError(
-                f"{len(missing)} of {len(self)} image files are missing, the first is {self.path(missing[0])} "
-                f"({self._image_name(missing[0])})."
+                f"{len(missing)} of {len(self)} image files are missing, the first is {first} "
+                f"({self._image_name(missing[0])}).{f' It is in {near}: give that folder.' if near else ''}"
             )
 
     def _image_name(self, index: int) -> str:
@@ -277,13 +282,19 @@ def _raise_fatal(check: TableCheck, path: Path) -> None:
         raise DataError(f"{path}: {fatal[0].text.removesuffix('.')}{more}.")
 
 
-def _select_categories(rows: Sequence[Row], classes: Sequence[str] | None, path: Path) -> list[Row]:
+def _count_unused(raw: Row, used: Sequence[Category]) -> dict[str, int]:
+    names = {row["id"]: row["name"] for row in raw["categories"]}
+    counts = Counter(row["category_id"] for row in raw["annotations"])
+    return {names[number]: count for number, count in counts.items() if number not in {c.id for c in used}}
+
+
+def _select_categories(rows: list[Row], classes: Sequence[str] | None, path: Path, allow_missing: bool) -> list[Row]:
     by_name = {row["name"]: row for row in rows}
     if classes is None:
         return sorted(by_name.values(), key=lambda row: row["id"])
     if not classes or len(set(classes)) < len(classes):
         raise DataError(f"The classes to use from {path} must be one or more different names, not {list(classes)}.")
     for name in classes:
-        if name not in by_name:
+        if name not in by_name and not (allow_missing and by_name.keys() & classes):
             raise DataError(f"{path} has no class '{name}'.{did_you_mean(name, by_name)}")
-    return [by_name[name] for name in classes]
+    return [by_name[name] for name in classes if name in by_name]

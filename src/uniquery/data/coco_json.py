@@ -81,13 +81,29 @@ def check_tables(raw: Mapping[str, Any], image_root: Path) -> TableCheck:
     categories = {c["id"] for c in raw["categories"] if is_id(c.get("id"))}
     for row in annotations:
         if not is_id(row.get("id")):
-            check.problems.append(Problem("annotation id", f"{_annotation(row)} {_NEEDS_ID}."))
+            check.problems.append(Problem("annotation id", f"{_annotation(row)} {_NEEDS_ID}{_not_text(row)}."))
             continue
         check.problems += _reference_problems(row, sizes, categories)
         size = sizes.get(row["image_id"]) if is_id(row.get("image_id")) else None
         if size is not None:
             check.problems += _mask_problems(row, *size, check)
+    check.problems += _common_problems(annotations, check)
     return check
+
+
+def _common_problems(rows: Sequence[Row], check: TableCheck) -> Iterator[Problem]:
+    """What is wrong with the masks of all annotations alike, which hints at a mistake of the tool that wrote them."""
+    polygons = [row["segmentation"] for row in rows if is_id(row.get("id")) and row["id"] in check.masks]
+    polygons = [parts for parts in polygons if parts and isinstance(parts, list)]
+    if polygons and all(0 <= value <= 1 for parts in polygons for part in parts for value in part):
+        text = (
+            f"All {len(polygons)} polygons lie in 0 to 1, as fractions of the image: multiply x by its width and y by"
+        )
+        yield Problem("normalized polygons", f"{text} its height, as COCO has them in pixels.")
+    elif check.mask_areas and not any(check.mask_areas.values()):
+        yield Problem(
+            "all masks empty", f"All {len(check.mask_areas)} masks are empty: there is nothing to learn from."
+        )
 
 
 def _duplicate_ids(rows: Sequence[Row], table: str) -> Iterator[Problem]:
@@ -101,7 +117,7 @@ def _category_problems(rows: Sequence[Row]) -> Iterator[Problem]:
     for row in rows:
         if not is_id(row.get("id")) or not is_text(row.get("name")):
             category = f"Category {shorten(row.get('id'))} ({shorten(row.get('name'))})"
-            yield Problem("category", f"{category} {_NEEDS_ID} and a text as 'name'.")
+            yield Problem("category", f"{category} {_NEEDS_ID} and a text as 'name'{_not_text(row)}.")
     for name, count in Counter(row["name"] for row in rows if is_text(row.get("name"))).items():
         if count > 1:
             text = f"{count} categories are named '{shorten(name)}': each class needs a name that no other has."
@@ -115,7 +131,7 @@ def _image_problems(rows: Sequence[Row], image_root: Path, file_names: dict[int,
         name = image_file_name(row, image_root)
         image = f"Image {shorten(row.get('id'))} ({shorten(name)})"
         if not is_id(row.get("id")) or not is_text(name):
-            yield Problem("image entry", f"{image} {_NEEDS_ID} and a text as 'file_name'.")
+            yield Problem("image entry", f"{image} {_NEEDS_ID} and a text as 'file_name'{_not_text(row)}.")
             continue
         file_names[row["id"]] = name
         if not has_size(row):
@@ -188,6 +204,12 @@ def _is_outside(polygons: Sequence[Sequence[float]], height: int, width: int) ->
     """Whether coordinates are outside the image by more than a pixel: tools round differently."""
     xs, ys = ([value for polygon in polygons for value in polygon[axis::2]] for axis in (0, 1))
     return min(xs) < -1 or min(ys) < -1 or max(xs) > width + 1 or max(ys) > height + 1
+
+
+def _not_text(row: Row) -> str:
+    """A hint for ids that are numbers in quotes."""
+    number = row.get("id")
+    return f"; {shorten(repr(number))} is a text: write numbers without quotes" if isinstance(number, str) else ""
 
 
 def _annotation(row: Row) -> str:

@@ -29,8 +29,12 @@ def predict_samples(
     batch_size: int = 1,
     workers: int = 0,
     progress: Progress = lambda *_: None,
+    on_unreadable: Callable[[str], object] = lambda _: None,
 ) -> Iterator[tuple[int, list[Instances]]]:
-    """(image id, its instances at each mask threshold) for every image, once; None is the model's own threshold."""
+    """(image id, its instances at each mask threshold) for every image, once; None is the model's own threshold.
+
+    Images that the samples skip because they cannot be read are left out, and given as a sentence to `on_unreadable`.
+    """
     device = next(model.parameters()).device
     loader: DataLoader[Any] = DataLoader(
         samples,
@@ -46,8 +50,11 @@ def predict_samples(
     for batch in raise_errors(loader):
         outputs = model(batch.images.to(device))
         at_thresholds = [model.predict(outputs, batch.original_sizes, mask_threshold=t) for t in mask_thresholds]
-        for target, *instances in zip(batch.targets, *at_thresholds, strict=True):
-            yield target.image_id, instances
+        for target, unreadable, *instances in zip(batch.targets, batch.unreadable, *at_thresholds, strict=True):
+            for sentence in unreadable:
+                on_unreadable(sentence)
+            if not unreadable:
+                yield target.image_id, instances
         done += len(batch.images)
         progress(done, len(samples))
 
@@ -64,6 +71,7 @@ def predict_dataset(
     rank: int = 0,
     ranks: int = 1,
     progress: Progress = lambda *_: None,
+    on_unreadable: Callable[[str], object] | None = None,
 ) -> dict[float | None, list[Row]]:
     """COCO results of a model on a data set, by mask threshold; None is the model's own threshold.
 
@@ -78,12 +86,20 @@ def predict_dataset(
         rank: this process.
         ranks: how many processes share the images.
         progress: called with how many images are done, and how many there are.
+        on_unreadable: called with a sentence for each image that cannot be read, which then has no results; None
+            raises a DataError instead.
     """
-    samples = EvaluationSamples(data, size.short, size.longest, rank, ranks)
+    samples = EvaluationSamples(data, size.short, size.longest, rank, ranks, skip_unreadable=on_unreadable is not None)
     category_ids = category_ids_by_name(classes, data)
     results: dict[float | None, list[Row]] = {threshold: [] for threshold in mask_thresholds}
     predictions = predict_samples(
-        model, samples, mask_thresholds=mask_thresholds, batch_size=batch_size, workers=workers, progress=progress
+        model,
+        samples,
+        mask_thresholds=mask_thresholds,
+        batch_size=batch_size,
+        workers=workers,
+        progress=progress,
+        on_unreadable=on_unreadable or (lambda _: None),
     )
     for image_id, at_thresholds in predictions:
         for threshold, instances in zip(mask_thresholds, at_thresholds, strict=True):

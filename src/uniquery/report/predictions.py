@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from uniquery.data.images import SUFFIXES, read_image
-from uniquery.errors import UserError
+from uniquery.errors import DataError, UserError
 from uniquery.evaluation.inference import Progress
 from uniquery.files import make_folder, write_atomically
 from uniquery.model import SCORE_THRESHOLD, Model
@@ -55,6 +55,7 @@ def write_predictions(
     mask_threshold: float | None = None,
     short: int | None = None,
     progress: Progress = lambda *_: None,
+    on_unreadable: Callable[[str], object] | None = None,
 ) -> int:
     """Predicts each file and writes the results into a folder.
 
@@ -68,6 +69,8 @@ def write_predictions(
         mask_threshold: as for `Model.predict`.
         short: as for `Model.predict`.
         progress: called with (done, total) after each file.
+        on_unreadable: called with a sentence for each file that cannot be read, which is then left out; None raises a
+            DataError instead.
 
     Returns:
         The number of instances.
@@ -80,7 +83,14 @@ def write_predictions(
     images: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
     for image_id, (file, name) in enumerate(zip(files, names, strict=True), start=1):
-        image = read_image(file)
+        try:
+            image = read_image(file)
+        except DataError as error:
+            if on_unreadable is None:
+                raise
+            on_unreadable(str(error))
+            progress(image_id, len(files))
+            continue
         instances = model.predict(image, score_threshold=score_threshold, mask_threshold=mask_threshold, short=short)
         height, width = instances.size
         images.append({"id": image_id, "file_name": str(file), "width": width, "height": height})

@@ -13,9 +13,10 @@ from uniquery.data.dataset import Dataset
 from uniquery.errors import UserError
 from uniquery.evaluation.coco import COCO_DETECTIONS
 from uniquery.querying.contract import Segmenter
+from uniquery.training.batches import check_classes_known, hint_at_option
 from uniquery.training.config import SplitConfig
 from uniquery.training.run_folder import RunFolder
-from uniquery.weights.model_file import ModelInfo, check_classes, load_model
+from uniquery.weights.model_file import ModelInfo, load_model
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,10 @@ def open_model_and_data(
         split = SplitConfig(annotations=data[0], images=data[1])
     if split is None:
         raise UserError(f"{path} has no validation data of its own: add --data ANNOTATIONS IMAGES.")
-    classes = config.data.classes if config and data is None else None
-    dataset = CocoData(split.annotations, split.images, classes=classes)
-    dataset.check_files_exist()
-    check_classes(info, dataset.classes, str(split.annotations))
+    model_classes = [category.name for category in info.categories]
+    with hint_at_option("--data", split):
+        dataset = CocoData(split.annotations, split.images, classes=model_classes, allow_missing=True)
+        dataset.check_files_exist()
+    if data is not None or config is None or config.data.classes is None:
+        check_classes_known(dataset, model_classes)
     return ModelAndData(model, info, dataset, config.eval.max_detections if config else COCO_DETECTIONS)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.markup import escape
 
 from uniquery.data.dataset import Dataset, Row
 from uniquery.evaluation import evaluate
@@ -32,10 +33,12 @@ def evaluate_run(run: TrainingRun, val: Dataset, log: MetricsLog, console: Conso
     """
     start = time.perf_counter()
     with _evaluated_weights(run):
-        results = gather_lists(_predict(run, val, progress))
+        results, unreadable = (gather_lists(rows) for rows in _predict(run, val, progress))
     run.eval_step = run.step
     if get_rank():
         return
+    for sentence in unreadable:
+        console.print(f"[yellow]warning:[/] {escape(sentence)} Its instances count as not found.")
     settings = run.config.eval
     metrics = evaluate(val.ground_truth(), results, max_detections=settings.max_detections, backend=settings.backend)
     log.write(
@@ -52,14 +55,17 @@ def evaluate_run(run: TrainingRun, val: Dataset, log: MetricsLog, console: Conso
     values = {name: value for name, value in metrics.values.items() if name.startswith(metrics.headline)}
     console.print(f"step {run.step}: " + "  ".join(f"{name} {format_percent(v, 1)}" for name, v in values.items()))
     if metrics.score is None or metrics.score > run.best:
+        if metrics.score is not None:
+            score = f"{metrics.headline} {format_percent(metrics.score, 1)}"
+            console.print(f"step {run.step}: new best {score}, saved in {run.folder.best}", soft_wrap=True)
         run.best = -math.inf if metrics.score is None else metrics.score
         save_checkpoint(run.folder.best, run.eval_state_dict(), run.info)
         run.folder.write_predictions(results)
 
 
-def _predict(run: TrainingRun, val: Dataset, progress: Progress) -> list[Row]:
-    """COCO results on this process's share of the images."""
-    config = run.config
+def _predict(run: TrainingRun, val: Dataset, progress: Progress) -> tuple[list[Row], list[str]]:
+    """COCO results on this process's share of the images, and a sentence for each image that cannot be read."""
+    config, unreadable = run.config, list[str]()
     (results,) = predict_dataset(
         run.model,
         val,
@@ -70,8 +76,9 @@ def _predict(run: TrainingRun, val: Dataset, progress: Progress) -> list[Row]:
         rank=get_rank(),
         ranks=get_world_size(),
         progress=progress,
+        on_unreadable=unreadable.append if config.data.on_unreadable == "skip" else None,
     ).values()
-    return results
+    return results, unreadable
 
 
 @contextmanager

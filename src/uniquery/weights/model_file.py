@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,21 +129,6 @@ def load_model(path: str | Path, device: torch.device | str = "cpu") -> tuple[Se
             f"The weights of {path} do not fit the header of the file: {str(error).splitlines()[-1].strip()}"
         ) from None
     return model.to(device).eval(), info
-
-
-def check_classes(info: ModelInfo, classes: Sequence[str], data_name: str) -> None:
-    """Checks that the model has all classes of a data set.
-
-    Raises:
-        CheckpointError: a class is missing.
-    """
-    known = {c.name for c in info.categories}
-    missing = [name for name in classes if name not in known]
-    if missing:
-        raise CheckpointError(
-            f"{data_name} has {len(missing)} class{'es' * (len(missing) > 1)} that the model does not have, "
-            f"for example '{missing[0]}'; its classes are {', '.join(sorted(known)[:8])}{', …' * (len(known) > 8)}."
-        )
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch.utils import data as torch_data
 
 from uniquery.data.augment import Augmentation, Sample, augment, image_only, resize, resized_size
 from uniquery.data.dataset import Dataset
+from uniquery.data.sampling import Key
 from uniquery.errors import DataError
 from uniquery.masks.geometry import mask_boxes
 from uniquery.structures import SIZE_DIVISIBILITY, Images, Targets
@@ -61,9 +62,8 @@ class TrainingSamples(torch_data.Dataset["LoadedSample | DataError"]):
     def __init__(self, data: Dataset, augmentations: Sequence[Augmentation], seed: int) -> None:
         self.data, self.augmentations, self.seed = data, augmentations, seed
 
-    def __getitem__(self, key: tuple[int, int]) -> LoadedSample | DataError:
-        epoch, index = key
-        rng = np.random.default_rng([self.seed, epoch, index])
+    def __getitem__(self, key: Key) -> LoadedSample | DataError:
+        rng, index = np.random.default_rng([self.seed, *key]), key[1]
         try:
             sample = self.data.load(index)
             augmented = augment(sample, self.augmentations, rng, partial(load_random, self.data))

@@ -122,8 +122,19 @@ class CocoData:
 
     def instances_per_image(self) -> Tensor:
         """(I,) how many instances each image has, crowd regions and empty masks excluded."""
+        return torch.bincount(self._instance_pairs()[0], minlength=len(self))
+
+    def image_classes(self) -> tuple[Tensor, Tensor]:
+        """(P,) index of an image and (P,) label, for each class that an image has instances of."""
+        index, label = self._instance_pairs()
+        pairs = (index * len(self.categories) + label).unique()
+        return pairs // len(self.categories), pairs % len(self.categories)
+
+    def _instance_pairs(self) -> tuple[Tensor, Tensor]:
+        """(K,) index of the image and (K,) label of all instances, crowd regions and empty masks excluded."""
         image = torch.repeat_interleave(torch.arange(len(self)), self.starts.diff())
-        return torch.bincount(image[~self.crowd & (self.mask_areas > 0)], minlength=len(self))
+        counted = ~self.crowd & (self.mask_areas > 0)
+        return image[counted], self.labels[counted]
 
     def checksum(self) -> int:
         """CRC-32 of everything that training reads from the annotations, independent of the folders."""

@@ -86,6 +86,9 @@ class Dataset(Protocol):
     def instances_per_image(self) -> Tensor:
         """(I,) how many instances each image has, crowd regions excluded."""
 
+    def image_classes(self) -> tuple[Tensor, Tensor]:
+        """(P,) index of an image and (P,) label, for each class that an image has instances of."""
+
     def checksum(self) -> int:
         """CRC-32 of everything that training reads from the annotations, independent of the folders."""
 

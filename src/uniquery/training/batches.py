@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from uniquery.data.batch import Batch, TrainingSamples, collate, raise_errors
 from uniquery.data.coco import CocoData
 from uniquery.data.dataset import Dataset
-from uniquery.data.sampling import StepBatchSampler
+from uniquery.data.sampling import StepBatchSampler, repeat_factors
 from uniquery.errors import ConfigError, UserError
 from uniquery.parallel import get_rank, get_world_size
 from uniquery.signals import ignore_signals
@@ -86,6 +86,7 @@ def training_batches(
         last_step=last * settings.accumulate,
         rank=get_rank(),
         ranks=get_world_size(),
+        factors=repeat_factors(data, run.config.data.sampling),
     )
     loader: DataLoader[Any] = DataLoader(
         TrainingSamples(data, run.config.data.augment, run.config.seed),

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from uniquery.backbones import BackboneConfig
 from uniquery.data.augment import AnyAugmentation, Flip, ShortSide, TestSize
+from uniquery.data.sampling import RepeatFactor
 from uniquery.querying import QueryingSettings
 from uniquery.segmenters import DEFAULT_SEGMENTER, SegmenterConfig
 from uniquery.settings import Settings, by_name, validate_settings
@@ -34,6 +35,9 @@ class DataConfig(Settings):
     ignore_crowd: bool = Field(True, description="do not train on crowd regions; false takes them for background")
     augment: tuple[AnyAugmentation, ...] = (ShortSide(), Flip())
     test_size: TestSize = TestSize()
+    sampling: Annotated[RepeatFactor | None, BeforeValidator(by_name)] = Field(
+        None, description="{name: repeat_factor, threshold: 0.001}: repeat images with rare classes; None: all alike"
+    )
     workers: int = Field(2, ge=0, description="processes that load data, per training process")
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from uniquery.data.dataset import Dataset
+from uniquery.data.sampling import images_per_epoch
 from uniquery.errors import CheckpointError
 from uniquery.parallel import choose_device, get_world_size
 from uniquery.querying import UniqueQuerying
@@ -128,8 +129,8 @@ def build_run(config: Config, data: Dataset, *, pretrained: bool = True) -> Trai
     device = choose_device(settings.device)
     info = ModelInfo(config.model, config.backbone, tuple(data.categories), config.data.test_size)
     model = build_segmenter(config.model, config.backbone, len(data.categories), pretrained=pretrained).to(device)
-    images = images_per_step(config)
-    steps = settings.steps or max(1, round((settings.epochs or 0) * len(data) / images))
+    images, epoch = images_per_step(config), images_per_epoch(data, config.data.sampling)
+    steps = settings.steps or max(1, round((settings.epochs or 0) * epoch / images))
     optimizer = build_optimizer(model, config.optim, images)
     ema = EMA(model, settings.ema) if settings.ema else None
     objective = UniqueQuerying(model, config.querying.inter, config.querying.equivariance, seed=config.seed)

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from uniquery import __version__
 from uniquery.data.dataset import Dataset
+from uniquery.data.sampling import images_per_epoch
 from uniquery.parallel import choose_device, get_world_size
 from uniquery.training.config import Config
 from uniquery.training.run import TrainingRun, images_per_step
@@ -50,9 +51,10 @@ def print_summary(run: TrainingRun, data: Dataset, val: Dataset | None, console:
     )
     lr = max(group["initial_lr"] for group in run.optimizer.param_groups)
     processes = f" × {get_world_size()} processes" if get_world_size() > 1 else ""
+    epochs = run.steps * images / images_per_epoch(data, run.config.data.sampling)
     console.print(
         f"{run.steps} steps of {settings.batch_size} × {settings.accumulate}{processes} = {images} images "
-        f"({run.steps * images / len(data):.1f} epochs), lr {lr:.3g}"
+        f"({epochs:.1f} epochs), lr {lr:.3g}"
     )
     for augmentation in run.config.data.augment:
         console.print(f"  augment {augmentation!r}")

@@ -22,11 +22,12 @@ from uniquery.data.coco_json import TableCheck, check_tables, read_json
 from uniquery.data.dataset import Category, GroundTruth, Row
 from uniquery.data.images import check_image_root, inside_root, is_file, read_image
 from uniquery.data.json_values import read_box
+from uniquery.data.lvis import class_labels, class_lists
 from uniquery.errors import DataError, did_you_mean
 from uniquery.masks import rle
 
-IMAGE_EXTRAS = ("coco_url", "neg_category_ids", "not_exhaustive_category_ids")
-"""Keys of 'images' that other formats than COCO instances need; they are kept where they are given."""
+IMAGE_EXTRAS = ("coco_url",)
+"""Keys of 'images' that are kept where they are given, besides LVIS's lists of classes."""
 
 
 class CocoData:
@@ -91,7 +92,7 @@ class CocoData:
         self._pack_boxes(annotations)
         self._names = PackedStrings([check.file_names[i["id"]] for i in images])
         self._masks = PackedStrings([check.masks[a["id"]]["counts"] for a in annotations])
-        extras = [{key: i[key] for key in IMAGE_EXTRAS if key in i} for i in images]
+        extras = [{key: i[key] for key in IMAGE_EXTRAS if key in i} | class_lists(i) for i in images]
         self._extras = PackedStrings([json.dumps(one) if one else "" for one in extras])
 
     def _pack_boxes(self, annotations: Sequence[Row]) -> None:
@@ -115,6 +116,11 @@ class CocoData:
     def classes(self) -> list[str]:
         """Names by label."""
         return [c.name for c in self.categories]
+
+    @property
+    def frequencies(self) -> list[str | None]:
+        """How rare each class is, by label: r, c or f as in LVIS, None where the annotations do not say it."""
+        return [row.get("frequency") for row in self._category_rows]
 
     def path(self, index: int) -> Path:
         """The file of an image."""
@@ -148,6 +154,11 @@ class CocoData:
         numbers = self._annotation_numbers(index, crowd=False)
         labels = self.labels[numbers].tolist()
         return [(label, self._mask(index, number)) for label, number in zip(labels, numbers, strict=True)]
+
+    def class_lists(self, index: int) -> dict[str, list[int]]:
+        """LVIS's lists of an image, as labels: `neg_category_ids` and `not_exhaustive_category_ids`, if it has them."""
+        labels = {c.id: label for label, c in enumerate(self.categories)}
+        return class_labels(json.loads(self._extras[index] or "{}"), labels)
 
     def load(self, index: int) -> Sample:
         """An image and its instances.

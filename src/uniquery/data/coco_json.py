@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from uniquery.data import lvis
 from uniquery.data.dataset import Row
 from uniquery.data.images import MAX_PIXELS, inside_root, is_file
 from uniquery.data.json_values import has_size, is_finite_number, is_id, is_text, parse_json, read_mask, shorten
@@ -102,6 +103,7 @@ def _category_problems(rows: Sequence[Row]) -> Iterator[Problem]:
         if not is_id(row.get("id")) or not is_text(row.get("name")):
             category = f"Category {shorten(row.get('id'))} ({shorten(row.get('name'))})"
             yield Problem("category", f"{category} {_NEEDS_ID} and a text as 'name'.")
+    yield from (Problem("frequency", text) for text in lvis.category_problems(rows))
     for name, count in Counter(row["name"] for row in rows if is_text(row.get("name"))).items():
         if count > 1:
             text = f"{count} categories are named '{shorten(name)}': each class needs a name that no other has."
@@ -122,6 +124,7 @@ def _image_problems(rows: Sequence[Row], image_root: Path, file_names: dict[int,
             needs = f"needs 'width' and 'height', whole numbers above 0 and at most {MAX_PIXELS:,} pixels together"
             given = f"{shorten(row.get('width'))} and {shorten(row.get('height'))}"
             yield Problem("image entry", f"{image} {needs}, not {given}.")
+        yield from (Problem("class list", f"{image} {text}.") for text in lvis.image_problems(row))
         try:
             owners.setdefault(inside_root(image_root, name), []).append(row["id"])
         except DataError as error:

@@ -61,6 +61,10 @@ class Dataset(Protocol):
         """Names of the categories, by label."""
 
     @property
+    def frequencies(self) -> Sequence[str | None]:
+        """How rare each class is, by label: r, c or f as in LVIS, None where the annotations do not say it."""
+
+    @property
     def image_ids(self) -> Tensor:
         """(I,) int64, as in the annotations."""
 

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from uniquery.backbones import BackboneConfig
 from uniquery.data.augment import AnyAugmentation, Flip, ShortSide, TestSize
 from uniquery.data.sampling import RepeatFactor
+from uniquery.evaluation.protocol import Protocol
 from uniquery.querying import QueryingSettings
 from uniquery.segmenters import DEFAULT_SEGMENTER, SegmenterConfig
 from uniquery.settings import Settings, by_name, validate_settings
@@ -120,7 +121,14 @@ class EvalConfig(Settings):
     """How the model is evaluated."""
 
     backend: Literal["hotcoco", "pycocotools"] = "hotcoco"
-    max_detections: int = Field(100, gt=0, description="highest-scoring detections of an image that are evaluated")
+    protocol: Protocol | None = Field(
+        None, description="coco or lvis; None: lvis if every category of the validation data has a frequency"
+    )
+    max_detections: int | None = Field(
+        None,
+        gt=0,
+        description="best detections that are evaluated; None: 100 per image and class by coco, 300 per image by lvis",
+    )
     batch_size: int = Field(1, gt=0)
 
 

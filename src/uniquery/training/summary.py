@@ -13,6 +13,7 @@ from rich.console import Console
 from uniquery import __version__
 from uniquery.data.dataset import Dataset
 from uniquery.data.sampling import images_per_epoch
+from uniquery.evaluation.protocol import DETECTIONS
 from uniquery.parallel import choose_device, get_world_size
 from uniquery.training.config import Config
 from uniquery.training.run import TrainingRun, images_per_step
@@ -70,7 +71,9 @@ def _warnings(config: Config, data: Dataset) -> list[str]:
     if not counts.any():
         warnings = [*warnings, "the training data has no instances: the model can only learn to find nothing."]
     most = int(counts.max())
-    limits = {"model.max_detections": config.model.max_detections, "eval.max_detections": config.eval.max_detections}
+    protocol = config.eval.protocol or ("lvis" if all(data.frequencies) else "coco")
+    evaluated = config.eval.max_detections or DETECTIONS[protocol]
+    limits = {"model.max_detections": config.model.max_detections, "eval.max_detections": evaluated}
     limits |= dict([config.model.instance_limit] if config.model.instance_limit else [])
     crowded = [
         f"an image has {most} instances, more than {key} = {limit}: some cannot be found."

@@ -37,7 +37,13 @@ def evaluate_run(run: TrainingRun, val: Dataset, log: MetricsLog, console: Conso
     if get_rank():
         return
     settings = run.config.eval
-    metrics = evaluate(val.ground_truth(), results, max_detections=settings.max_detections, backend=settings.backend)
+    metrics = evaluate(
+        val.ground_truth(),
+        results,
+        max_detections=settings.max_detections,
+        backend=settings.backend,
+        protocol=settings.protocol,
+    )
     log.write(
         EvalLine(
             step=run.step,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from traceback import clear_frames
 
@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch.utils import data as torch_data
 
 from uniquery.data.augment import Augmentation, Sample, augment, image_only, resize, resized_size
-from uniquery.data.dataset import Dataset
+from uniquery.data.dataset import ClassLists, Dataset
+from uniquery.data.lvis import FederatedClasses, FederatedSettings
 from uniquery.data.sampling import Key
 from uniquery.errors import DataError
 from uniquery.masks.geometry import mask_boxes
@@ -28,11 +29,13 @@ class LoadedSample:
         sample: the image as the model gets it.
         image_id: the image's id in its data set.
         original_size: (height, width) of the image file.
+        classes: for the federated class loss; None without it.
     """
 
     sample: Sample
     image_id: int
     original_size: tuple[int, int]
+    classes: ClassLists | None = None
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,15 @@ class TrainingSamples(torch_data.Dataset["LoadedSample | DataError"]):
     A sample that cannot be read is returned as its error: an error raised in a worker would arrive with a traceback.
     """
 
-    def __init__(self, data: Dataset, augmentations: Sequence[Augmentation], seed: int) -> None:
+    def __init__(
+        self,
+        data: Dataset,
+        augmentations: Sequence[Augmentation],
+        seed: int,
+        federated: FederatedSettings | None = None,
+    ) -> None:
         self.data, self.augmentations, self.seed = data, augmentations, seed
+        self.federated = FederatedClasses(data, federated) if federated else None
 
     def __getitem__(self, key: Key) -> LoadedSample | DataError:
         rng, index = np.random.default_rng([self.seed, *key]), key[1]
@@ -69,7 +79,9 @@ class TrainingSamples(torch_data.Dataset["LoadedSample | DataError"]):
             augmented = augment(sample, self.augmentations, rng, partial(load_random, self.data))
         except DataError as error:
             return error
-        return LoadedSample(augmented, int(self.data.image_ids[index]), sample.size)
+        labels = [*sample.labels.tolist(), *augmented.labels.tolist()]  # an object may be cut off, another pasted
+        classes = self.federated.draw(index, labels, rng) if self.federated else None
+        return LoadedSample(augmented, int(self.data.image_ids[index]), sample.size, classes)
 
 
 def load_random(data: Dataset, rng: np.random.Generator) -> Sample:
@@ -123,7 +135,11 @@ def _targets(loaded: LoadedSample, height: int, width: int) -> Targets:
     padding = (0, width - sample.size[1], 0, height - sample.size[0])
     masks = F.pad(sample.masks, padding).bool()
     valid = None if sample.valid is None else F.pad(sample.valid, padding, value=1).bool()
-    return Targets(sample.labels, mask_boxes(masks), masks, loaded.image_id, valid, sample.things)
+    targets = Targets(sample.labels, mask_boxes(masks), masks, loaded.image_id, valid, sample.things)
+    if loaded.classes is None:
+        return targets
+    negative, not_exhaustive = (torch.tensor(c, dtype=torch.int64) for c in astuple(loaded.classes))
+    return replace(targets, negative_classes=negative, not_exhaustive_classes=not_exhaustive)
 
 
 def raise_errors(batches: torch_data.DataLoader[Batch | DataError]) -> Iterator[Batch]:

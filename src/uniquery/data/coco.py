@@ -19,10 +19,10 @@ from torch import Tensor
 
 from uniquery.data.augment import Sample, image_only
 from uniquery.data.coco_json import TableCheck, check_tables, read_json
-from uniquery.data.dataset import Category, GroundTruth, Row
+from uniquery.data.dataset import Category, ClassLists, GroundTruth, Row
 from uniquery.data.images import check_image_root, inside_root, is_file, read_image
 from uniquery.data.json_values import read_box
-from uniquery.data.lvis import class_labels, class_lists
+from uniquery.data.lvis import class_lists, read_class_lists
 from uniquery.errors import DataError, did_you_mean
 from uniquery.masks import rle
 
@@ -70,9 +70,9 @@ class CocoData:
             )
 
     def _pack(self, raw: Row, check: TableCheck, keep_empty: bool) -> None:
-        labels = {c.id: label for label, c in enumerate(self.categories)}
+        self._label_of = labels = {c.id: label for label, c in enumerate(self.categories)}
         by_image: dict[int, list[Row]] = {row["id"]: [] for row in raw["images"]}
-        for row in raw["annotations"]:
+        for row in check.annotations:
             if row["category_id"] in labels:
                 by_image[row["image_id"]].append(row)
 
@@ -91,9 +91,11 @@ class CocoData:
         self.areas = _shared([_given(a.get("area"), check.mask_areas[a["id"]]) for a in annotations], np.float64)
         self._pack_boxes(annotations)
         self._names = PackedStrings([check.file_names[i["id"]] for i in images])
-        self._masks = PackedStrings([check.masks[a["id"]]["counts"] for a in annotations])
-        extras = [{key: i[key] for key in IMAGE_EXTRAS if key in i} | class_lists(i) for i in images]
+        self._masks = PackedStrings([check.masks[a["id"]] for a in annotations])
+        extras = [{key: i[key] for key in IMAGE_EXTRAS if key in i} for i in images]
         self._extras = PackedStrings([json.dumps(one) if one else "" for one in extras])
+        lists = [class_lists(i) for i in images]
+        self._class_lists = PackedStrings([json.dumps(one) if one else "" for one in lists]) if any(lists) else None
 
     def _pack_boxes(self, annotations: Sequence[Row]) -> None:
         """The boxes of the json, NaN where there is none; training does not read them, so invalid ones are kept too."""
@@ -147,7 +149,8 @@ class CocoData:
         total = 0
         for column in (self.image_ids, self.sizes, self.starts, self.labels, self.crowd, self.annotation_ids):
             total = zlib.crc32(column.numpy().data, total)
-        return self._masks.checksum(self._names.checksum(total))
+        total = self._masks.checksum(self._names.checksum(total))
+        return self._class_lists.checksum(total) if self._class_lists else total
 
     def instances(self, index: int) -> list[tuple[int, rle.Rle]]:
         """(label, run-length mask) of the instances of an image, crowd regions and empty masks excluded."""
@@ -155,10 +158,15 @@ class CocoData:
         labels = self.labels[numbers].tolist()
         return [(label, self._mask(index, number)) for label, number in zip(labels, numbers, strict=True)]
 
-    def class_lists(self, index: int) -> dict[str, list[int]]:
-        """LVIS's lists of an image, as labels: `neg_category_ids` and `not_exhaustive_category_ids`, if it has them."""
-        labels = {c.id: label for label, c in enumerate(self.categories)}
-        return class_labels(json.loads(self._extras[index] or "{}"), labels)
+    def class_lists(self, index: int) -> ClassLists:
+        """What an image is labeled for besides its instances; empty lists if the annotations do not say it."""
+        return read_class_lists(self._read_class_lists(index), self._label_of)
+
+    def _read_class_lists(self, index: int) -> Row:
+        """LVIS's lists of an image, as the annotations have them."""
+        text = self._class_lists[index] if self._class_lists else ""
+        lists: Row = json.loads(text or "{}")
+        return lists
 
     def load(self, index: int) -> Sample:
         """An image and its instances.
@@ -228,6 +236,8 @@ class CocoData:
             image_id: {"id": image_id, "height": height, "width": width, **json.loads(extras or "{}")}
             for image_id, (height, width), extras in zip(ids, sizes, self._extras.tolist(), strict=True)
         }
+        for image, row in enumerate(images.values()):
+            row.update(self._read_class_lists(image))
         index = torch.repeat_interleave(torch.arange(len(self)), self.starts.diff()).tolist()
         boxes = [None if box[0] != box[0] else box for box in self.boxes.tolist()]
         for number, box in self._invalid_boxes.items():

@@ -130,7 +130,10 @@ def evaluate(
         raise UserError(f"max_detections is {max_detections} and must be at least 1.")
     ground_truth = select_categories(read_ground_truth(truth), category_ids)
     images = select_images(ground_truth, image_ids)
-    objects, detections = read_objects(ground_truth, iou_type, images), read_detections(results, ground_truth, iou_type, images)
+    objects, detections = (
+        read_objects(ground_truth, iou_type, images),
+        read_detections(results, ground_truth, iou_type, images),
+    )
     limits = _limits(max_detections)
     counts = Counter(one["category_id"] for one in objects if not one["iscrowd"])
     if counts:
@@ -160,7 +163,10 @@ def hotcoco_evaluation(
     """
     ground_truth = read_ground_truth(truth)
     images = select_images(ground_truth, None)
-    objects, detections = read_objects(ground_truth, "segm", images), read_detections(results, ground_truth, "segm", images)
+    objects, detections = (
+        read_objects(ground_truth, "segm", images),
+        read_detections(results, ground_truth, "segm", images),
+    )
     tables = _tables(ground_truth, images, objects), _tables(ground_truth, images, detections)
     return _run_hotcoco(*tables, "segm", _limits(max_detections))
 

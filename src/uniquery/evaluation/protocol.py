@@ -70,7 +70,12 @@ def evaluate(
         if limit < 1:
             raise UserError(f"max_detections is {limit} and must be at least 1.")
         return evaluate_lvis(
-            ground_truth, results, iou_type=iou_type, max_detections=limit, image_ids=image_ids, category_ids=category_ids
+            ground_truth,
+            results,
+            iou_type=iou_type,
+            max_detections=limit,
+            image_ids=image_ids,
+            category_ids=category_ids,
         )
     return coco.evaluate(
         ground_truth,

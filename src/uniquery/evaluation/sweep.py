@@ -28,12 +28,14 @@ def sweep_mask_thresholds(
     workers: int = 0,
     progress: Progress = lambda *_: None,
 ) -> dict[float, Metrics]:
-    """Mask metrics by mask threshold, from one pass over the data; for the arguments see `predict_dataset` and `evaluate`."""
+    """Mask metrics by mask threshold, from one pass over the data; see `predict_dataset` and `evaluate`."""
     results = predict_dataset(
         model, data, classes, size, mask_thresholds=mask_thresholds, workers=workers, progress=progress
     )
     truth = data.ground_truth()
     return {
-        threshold: evaluate(truth, results[threshold], max_detections=max_detections, backend=backend, protocol=protocol)
+        threshold: evaluate(
+            truth, results[threshold], max_detections=max_detections, backend=backend, protocol=protocol
+        )
         for threshold in mask_thresholds
     }

@@ -22,6 +22,11 @@ class SegmenterSettings(Settings):
         return None
 
     @property
+    def has_sigmoid_classes(self) -> bool:
+        """Whether each class is scored by itself, so that some can be left out of the class loss."""
+        return False
+
+    @property
     @abstractmethod
     def memory_advice(self) -> str:
         """Which setting to lower when memory runs out in training, to complete the sentence "Try: ..."."""

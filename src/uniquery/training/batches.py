@@ -89,7 +89,7 @@ def training_batches(
         factors=repeat_factors(data, run.config.data.sampling),
     )
     loader: DataLoader[Any] = DataLoader(
-        TrainingSamples(data, run.config.data.augment, run.config.seed),
+        TrainingSamples(data, run.config.data.augment, run.config.seed, run.config.data.federated),
         batch_sampler=sampler,
         num_workers=run.config.data.workers if workers is None else workers,
         collate_fn=collate,

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from uniquery.backbones import BackboneConfig
 from uniquery.data.augment import AnyAugmentation, Flip, ShortSide, TestSize
+from uniquery.data.lvis import FederatedSettings
 from uniquery.data.sampling import RepeatFactor
 from uniquery.evaluation.protocol import Protocol
 from uniquery.querying import QueryingSettings
@@ -38,6 +39,9 @@ class DataConfig(Settings):
     test_size: TestSize = TestSize()
     sampling: Annotated[RepeatFactor | None, BeforeValidator(by_name)] = Field(
         None, description="{name: repeat_factor, threshold: 0.001}: repeat images with rare classes; None: all alike"
+    )
+    federated: FederatedSettings | None = Field(
+        None, description="{classes: 50}: each image teaches only the classes it is labeled for, and some others"
     )
     workers: int = Field(2, ge=0, description="processes that load data, per training process")
 
@@ -157,6 +161,15 @@ class Config(Settings):
     def _batch_size_is_even(self) -> Config:
         if self.train.batch_size % self.querying.forwards_per_image:
             raise ValueError(f"train.batch_size must be even with paired views (given: {self.train.batch_size})")
+        return self
+
+    @model_validator(mode="after")
+    def _classes_are_sigmoids(self) -> Config:
+        if self.data.federated and not self.model.has_sigmoid_classes:
+            raise ValueError(
+                f"data.federated needs a model that scores each class by itself, such as solov2 or condinst: the "
+                f"classes of {self.model.name} compete in a softmax"
+            )
         return self
 
     @property

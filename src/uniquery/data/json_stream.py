@@ -134,7 +134,7 @@ class _Text:
                 if not self._fill():
                     raise
                 continue
-            if end == len(self._buffer) and self._fill():  # a number may go on
+            if len(self._buffer) - end < 3 and self._fill():  # a number may go on, such as 1.5 with e+3
                 continue
             self._position = end
             return value

@@ -115,7 +115,7 @@ def _run(
         "categories": [{"id": i, "name": str(i), "frequency": c["frequency"]} for i, c in truth.categories.items()],
     }
     wanted = hotcoco.COCO({**tables, "annotations": objects})
-    found = hotcoco.COCO({**tables, "annotations": best_per_image(detections, max_detections)})
+    found = hotcoco.LVISResults(wanted, best_per_image(detections, max_detections), max_dets=-1)  # as they are
     run = hotcoco.COCOeval(wanted, found, iou_type, lvis_style=True)
     run.params.max_dets = [max_detections]
     run.evaluate()

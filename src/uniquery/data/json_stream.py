@@ -99,7 +99,8 @@ class _Text:
     def _fill(self) -> bool:
         """Reads more; false at the end of the file."""
         more = self._stream.read(_CHUNK)
-        self._buffer, self._position = self._buffer[self._position :] + more, 0
+        if more:
+            self._buffer, self._position = self._buffer[self._position :] + more, 0
         return bool(more)
 
     def peek(self) -> str:

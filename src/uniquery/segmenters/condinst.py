@@ -69,7 +69,7 @@ class CondInstConfig(SegmenterSettings):
     nms_threshold: float = Field(0.6, ge=0, le=1)
 
     @property
-    def has_sigmoid_classes(self) -> bool:
+    def has_federated_loss(self) -> bool:
         """See the base."""
         return True
 

@@ -22,8 +22,8 @@ class SegmenterSettings(Settings):
         return None
 
     @property
-    def has_sigmoid_classes(self) -> bool:
-        """Whether each class is scored by itself, so that some can be left out of the class loss."""
+    def has_federated_loss(self) -> bool:
+        """Whether the class loss can leave classes out: each has a sigmoid of its own, and `losses` does so."""
         return False
 
     @property

@@ -83,7 +83,7 @@ class SOLOv2Config(SegmenterSettings):
     final_threshold: float = Field(0.05, ge=0, le=1, description="smallest score after matrix NMS")
 
     @property
-    def has_sigmoid_classes(self) -> bool:
+    def has_federated_loss(self) -> bool:
         """See the base."""
         return True
 

@@ -164,11 +164,11 @@ class Config(Settings):
         return self
 
     @model_validator(mode="after")
-    def _classes_are_sigmoids(self) -> Config:
-        if self.data.federated and not self.model.has_sigmoid_classes:
+    def _federated_loss_is_possible(self) -> Config:
+        if self.data.federated and not self.model.has_federated_loss:
             raise ValueError(
-                f"data.federated needs a model that scores each class by itself, such as solov2 or condinst: the "
-                f"classes of {self.model.name} compete in a softmax"
+                "data.federated needs a model that can leave classes out of its class loss, such as solov2 or "
+                f"condinst; {self.model.name} cannot"
             )
         return self
 

@@ -79,6 +79,34 @@ optim: {name: adamw, lr: 2.0e-3, weight_decay: 0.01, norm_weight_decay: 0.0, bac
 schedule: {name: polynomial, power: 0.9, warmup_steps: 50}
 train: {steps: 1500, batch_size: 8, ema: 0.99, eval_every: 500, save_every: 500, log_every: 20}
 """,
+    "scenes/lvis_solov2_lite0": """
+name: scenes_lvis_solov2
+model:
+  name: solov2
+  channels: 64
+  head_channels: 96
+  head_convs: 2
+  mask_channels: 64
+  kernel_channels: 64
+  grids: [24, 16, 12, 8]
+  size_ranges: [[1, 36], [24, 64], [48, 112], [80, 2048]]
+  max_queries: 400
+  score_threshold: 1.0e-4
+  final_threshold: 1.0e-4
+  max_detections: 300
+backbone: {name: efficientnet_lite0, weights: imagenet, norm: frozen, frozen_stages: 1}
+data:
+  sampling: {name: repeat_factor, threshold: 0.25}
+  augment:
+    - {op: flip, p: 0.5}
+    - {op: flip, p: 0.5, axis: vertical}
+    - {op: scale_jitter, range: [0.9, 1.5], size: 192}
+  test_size: {short: 192, longest: 192}
+  workers: 1
+optim: {name: adamw, lr: 2.0e-3, weight_decay: 0.01, norm_weight_decay: 0.0, backbone_lr_factor: 0.3, clip_norm: 10.0}
+schedule: {name: polynomial, power: 0.9, warmup_steps: 50}
+train: {steps: 1500, batch_size: 8, ema: 0.99, eval_every: 500, save_every: 500, log_every: 20}
+""",
     "voc/solov2_lite0": """
 name: voc_solov2
 model:

@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> None:
                 trained.classes,
                 trained.info.test_size,
                 max_detections=trained.max_detections,
+                protocol=trained.protocol,
                 progress=progress,
             )
         diagnosis = replace(diagnosis, sweep=sweep)

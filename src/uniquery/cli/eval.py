@@ -40,13 +40,19 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--max-detections",
         type=positive,
-        help="how many detections per image and class are scored, best first (default: the run's setting, or 100)",
+        help="how many detections are scored, best first (default: the run's setting, else 100 per image and class, or "
+        "300 per image for LVIS)",
     )
     parser.add_argument(
         "--backend",
         choices=("hotcoco", "pycocotools"),
         default="hotcoco",
         help="what computes the metrics; pycocotools is the slow reference (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--protocol",
+        choices=("coco", "lvis"),
+        help="whose metrics (default: the run's setting, else lvis if every category has a frequency)",
     )
     parser.add_argument(
         "--mask-threshold",
@@ -63,7 +69,6 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from uniquery.evaluation.coco import COCO_DETECTIONS
     from uniquery.parallel import choose_device
     from uniquery.training.model_and_data import open_model_and_data
 
@@ -72,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
         truth = args.annotations or (args.data[0] if args.data else None)
         if truth is None:
             raise UserError("--results needs the ground truth: add --annotations val.json.")
-        _report(console, args, _score(args, truth, args.results, args.max_detections or COCO_DETECTIONS))
+        _report(console, args, _score(args, truth, args.results))
         return
     if args.model is None:
         raise UserError("Give a model to score, or --results with --annotations.")
@@ -97,6 +102,7 @@ def _sweep(console: Console, args: argparse.Namespace, trained: ModelAndData) ->
             trained.info.test_size,
             max_detections=args.max_detections or trained.max_detections,
             backend=args.backend,
+            protocol=args.protocol or trained.protocol,
             workers=args.workers,
             progress=progress,
         )
@@ -120,18 +126,27 @@ def _evaluate(console: Console, args: argparse.Namespace, trained: ModelAndData)
         ).values()
     if args.save:
         write_atomically(args.save, json.dumps(results))
-    limit = args.max_detections or trained.max_detections
-    _report(console, args, _score(args, trained.data.ground_truth(), results, limit))
+    _report(console, args, _score(args, trained.data.ground_truth(), results, trained))
 
 
 def _score(
-    args: argparse.Namespace, truth: GroundTruth | Path, results: list[Row] | Path, max_detections: int
+    args: argparse.Namespace,
+    truth: GroundTruth | Path,
+    results: list[Row] | Path,
+    trained: ModelAndData | None = None,
 ) -> list[Metrics]:
     from uniquery.evaluation import evaluate
 
     iou_types: tuple[IouType, ...] = ("segm", "bbox") if args.type == "both" else (args.type,)
     return [
-        evaluate(truth, results, iou_type=iou_type, max_detections=max_detections, backend=args.backend)
+        evaluate(
+            truth,
+            results,
+            iou_type=iou_type,
+            max_detections=args.max_detections or (trained.max_detections if trained else None),
+            backend=args.backend,
+            protocol=args.protocol or (trained.protocol if trained else None),
+        )
         for iou_type in iou_types
     ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from traceback import clear_frames
 
@@ -14,7 +14,9 @@ from torch import Tensor
 from torch.utils import data as torch_data
 
 from uniquery.data.augment import Augmentation, Sample, augment, image_only, resize, resized_size
-from uniquery.data.dataset import Dataset
+from uniquery.data.dataset import ClassLists, Dataset
+from uniquery.data.lvis import FederatedClasses, FederatedSettings
+from uniquery.data.sampling import Key
 from uniquery.errors import DataError
 from uniquery.masks.geometry import mask_boxes
 from uniquery.structures import SIZE_DIVISIBILITY, Images, Targets
@@ -32,12 +34,14 @@ class LoadedSample:
         image_id: the image's id in its data set.
         original_size: (height, width) of the image file.
         unreadable: one sentence for each image that this sample was to have, but that cannot be read.
+        classes: for the federated class loss; None without it.
     """
 
     sample: Sample
     image_id: int
     original_size: tuple[int, int]
     unreadable: tuple[str, ...] = ()
+    classes: ClassLists | None = None
 
 
 @dataclass(frozen=True)
@@ -86,15 +90,16 @@ class TrainingSamples(torch_data.Dataset["LoadedSample | DataError"]):
         augmentations: Sequence[Augmentation],
         seed: int,
         *,
+        federated: FederatedSettings | None = None,
         skip_unreadable: bool = False,
         mirrored: Tensor | None = None,
     ) -> None:
         self.data, self.augmentations, self.seed = data, augmentations, seed
+        self.federated = FederatedClasses(data, federated) if federated else None
         self.skip_unreadable, self.mirrored = skip_unreadable, mirrored
 
-    def __getitem__(self, key: tuple[int, int]) -> LoadedSample | DataError:
-        epoch, index = key
-        rng = np.random.default_rng([self.seed, epoch, index])
+    def __getitem__(self, key: Key) -> LoadedSample | DataError:
+        rng, index = np.random.default_rng([self.seed, *key]), key[1]
         unreadable: list[str] = []
         try:
             while True:
@@ -108,7 +113,9 @@ class TrainingSamples(torch_data.Dataset["LoadedSample | DataError"]):
             augmented = augment(sample, self.augmentations, rng, load_other, self.mirrored)
         except DataError as error:
             return error
-        return LoadedSample(augmented, int(self.data.image_ids[index]), sample.size, tuple(unreadable))
+        labels = [*sample.labels.tolist(), *augmented.labels.tolist()]  # an object may be cut off, another pasted
+        classes = self.federated.draw(index, labels, rng) if self.federated else None
+        return LoadedSample(augmented, int(self.data.image_ids[index]), sample.size, tuple(unreadable), classes)
 
     def _load_other(self, unreadable: list[str], rng: np.random.Generator) -> Sample:
         """A random image, for copy-paste."""
@@ -191,7 +198,11 @@ def _targets(loaded: LoadedSample, height: int, width: int) -> Targets:
     padding = (0, width - sample.size[1], 0, height - sample.size[0])
     masks = F.pad(sample.masks, padding).bool()
     valid = None if sample.valid is None else F.pad(sample.valid, padding, value=1).bool()
-    return Targets(sample.labels, mask_boxes(masks), masks, loaded.image_id, valid, sample.things)
+    targets = Targets(sample.labels, mask_boxes(masks), masks, loaded.image_id, valid, sample.things)
+    if loaded.classes is None:
+        return targets
+    negative, not_exhaustive = (torch.tensor(c, dtype=torch.int64) for c in astuple(loaded.classes))
+    return replace(targets, negative_classes=negative, not_exhaustive_classes=not_exhaustive)
 
 
 def raise_errors(batches: torch_data.DataLoader[Batch | DataError]) -> Iterator[Batch]:

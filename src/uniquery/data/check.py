@@ -160,7 +160,7 @@ def _summary(raw: Mapping[str, Any], check: TableCheck) -> DataReport:
     areas: Counter[str] = Counter()
     per_image: Counter[int] = Counter({i["id"]: 0 for i in raw["images"] if is_id(i.get("id"))})
     crowd = 0
-    for row in raw.get("annotations", []):
+    for row in check.annotations:
         if row.get("iscrowd"):
             crowd += 1
             continue

@@ -33,6 +33,7 @@ from uniquery.data.drawing import (
     random_color,
     shape,
 )
+from uniquery.data.lvis_scenes import image_name, long_tailed, lvis_form
 from uniquery.errors import DataError
 from uniquery.masks import rle
 from uniquery.settings import Settings
@@ -55,6 +56,9 @@ class ScenesConfig(Settings):
     lookalikes: float = Field(0.3, ge=0, le=1, description="Share of objects that copy another's class and texture.")
     occlusion: float = Field(0.5, ge=0, le=1, description="0: objects only touch; 1: up to 3/4 may be covered.")
     seed: int = Field(0, ge=0, description="All images follow from it.")
+    lvis: bool = Field(
+        False, description="Write LVIS json; each class is 2.2 times as rare in training as the one before it."
+    )
 
 
 @dataclass(frozen=True)
@@ -128,12 +132,17 @@ def _plan(rng: Rng, config: ScenesConfig) -> list[SceneObject]:
         if objects and rng.random() < config.lookalikes:
             objects.append(_copy(rng, objects[int(rng.random() * len(objects))], smallest))
             continue
-        share, label = rng.random(), int(rng.random() * config.classes)
+        share, label = rng.random(), _class(rng.random(), config)
         radius = smallest + (largest - smallest) * share * share
         form, texture = (tuple(rng.random(8).tolist()) for _ in range(2))
         colors = np.stack([random_color(rng, 0.4, 1.0), random_color(rng, 0.2, 1.0)])
         objects.append(SceneObject(label, len(objects), radius, direction(rng), form, texture, colors))
     return sorted(objects, key=lambda obj: -obj.radius * (0.5 + rng.random()))
+
+
+def _class(uniform: float, config: ScenesConfig) -> int:
+    """A class from a uniform number in 0..1."""
+    return long_tailed(uniform, config.classes) if config.lvis else int(uniform * config.classes)
 
 
 def _smallest_radius(side: int) -> float:
@@ -241,9 +250,11 @@ def _write_split(files: SceneFiles, split: str, config: ScenesConfig) -> Iterato
     files.annotations(split).parent.mkdir(exist_ok=True)
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
+    # Rare classes of an evenly drawn validation split can be measured.
+    drawing = config if split == "train" else config.model_copy(update={"lvis": False})
     for number in range(1, _count(split, config) + 1):
         key = np.random.SeedSequence([config.seed, SPLITS.index(split), number])
-        scene, name = draw_scene(np.random.Generator(np.random.PCG64(key)), config), f"{number:06d}.png"
+        scene, name = draw_scene(np.random.Generator(np.random.PCG64(key)), drawing), f"{number:06d}.png"
         Image.fromarray(scene.image).save(files.images(split) / name, compress_level=1)
         images.append({"id": number, "file_name": name, "width": config.size, "height": config.size})
         for label, mask in zip(scene.labels.tolist(), scene.masks, strict=True):
@@ -251,6 +262,8 @@ def _write_split(files: SceneFiles, split: str, config: ScenesConfig) -> Iterato
         yield number
     categories = [{"id": i, "name": name} for i, name in enumerate(CLASS_NAMES[: config.classes], start=1)]
     content = {"info": _info(config), "images": images, "annotations": annotations, "categories": categories}
+    if config.lvis:
+        content = lvis_form(content, split, config.seed, files.annotations(SPLITS[0]))
     with files.annotations(split).open("w", encoding="utf-8") as stream:
         json.dump(content, stream)
         stream.flush()
@@ -264,7 +277,12 @@ def _annotation(number: int, image: int, label: int, mask: npt.NDArray[np.bool_]
 
 
 def _info(config: ScenesConfig) -> dict[str, Any]:
-    return {"description": "Scenes drawn by uniquery", "drawing": _VERSION, "config": config.model_dump()}
+    return {"description": "Scenes drawn by uniquery", "drawing": _VERSION, "config": _settings(config)}
+
+
+def _settings(config: ScenesConfig) -> dict[str, Any]:
+    """The settings, without the form of the annotations if it is the usual one, as older folders have them."""
+    return {key: value for key, value in config.model_dump().items() if key != "lvis" or value}
 
 
 def _count(split: str, config: ScenesConfig) -> int:
@@ -276,7 +294,7 @@ def _mismatch(files: SceneFiles, config: ScenesConfig) -> str:
     for split in SPLITS:
         try:
             content = json.loads(files.annotations(split).read_text(encoding="utf-8"))
-            info, names = content["info"], [image["file_name"] for image in content["images"]]
+            info, names = content["info"], [image_name(image) for image in content["images"]]
             files_found = {path.name for path in files.images(split).glob("*.png") if path.stat().st_size}
         except (OSError, ValueError, KeyError, TypeError):
             return f"annotations/{split}.json is missing or was not written by uniquery"
@@ -289,6 +307,6 @@ def _mismatch(files: SceneFiles, config: ScenesConfig) -> str:
 
 def _difference(info: Any, config: ScenesConfig) -> str:
     old = info.get("config") if isinstance(info, dict) else None
-    old, new = old if isinstance(old, dict) else {}, config.model_dump()
+    old, new = {"lvis": False, **(old if isinstance(old, dict) else {})}, config.model_dump()
     changed = [f"{key} is {old[key]}, not {new[key]}" for key in new if key in old and old[key] != new[key]]
     return ", ".join(changed) or "it was drawn by another version"

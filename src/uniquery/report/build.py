@@ -67,8 +67,8 @@ def difference_over_images(first: Path, second: Path) -> ImageInterval | None:
         results = [run.read_predictions() for run in runs]
     except (UserError, ValueError, KeyError):  # the examples of the page warn about it
         return None
-    limit = min(config.eval.max_detections for config in configs)
-    return bootstrap_over_images(truth, *results, max_detections=limit)
+    limits = [config.eval.max_detections for config in configs if config.eval.max_detections]
+    return bootstrap_over_images(truth, *results, max_detections=min(limits, default=None))
 
 
 def _difference(first: Path, second: Path) -> str | None:

@@ -29,6 +29,7 @@ from uniquery.masks.suppression import nms
 from uniquery.matching import assign_points, box_distances, ignored_locations, random_subset
 from uniquery.parallel import all_reduce_mean, loss_normalizer
 from uniquery.querying.contract import Segmenter
+from uniquery.segmenters.federated import drop_unlabeled_classes
 from uniquery.segmenters.settings import SegmenterSettings
 from uniquery.structures import (
     Assignment,
@@ -67,6 +68,11 @@ class CondInstConfig(SegmenterSettings):
     score_threshold: float = Field(0.05, ge=0, le=1, description="smallest class × centerness, before the square root")
     candidates: int = Field(1000, gt=0, description="most candidates per level before NMS")
     nms_threshold: float = Field(0.6, ge=0, le=1)
+
+    @property
+    def has_federated_loss(self) -> bool:
+        """See the base."""
+        return True
 
     @property
     def memory_advice(self) -> str:
@@ -230,6 +236,7 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         if any(t.valid is not None for t in targets):
             ignored = ignored_locations(outputs.locations, assignment, targets)  # (B, L)
             class_losses = class_losses.masked_fill(ignored[..., None], 0)
+        class_losses = drop_unlabeled_classes(class_losses, is_class, targets)
         queries = self.queries(outputs, assignment)
         return {
             "loss_class": class_losses.sum() / positives,

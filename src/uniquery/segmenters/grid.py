@@ -19,6 +19,7 @@ from uniquery.structures import Assignment, Instances, Targets, index_in_batch
 
 MASK_STRIDE = 4  # stride of the mask map
 _MASKS_AT_ONCE = 256  # bounds the memory of scoring thousands of candidates
+_SCORED_PER_CANDIDATE = 4  # pairs whose masks are predicted, for each candidate that is returned
 
 
 @torch.no_grad()
@@ -167,12 +168,15 @@ def score_candidates(
         predict_masks: (n,) cells → (n, h, w) probabilities.
         score_threshold: smallest class score.
         mask_threshold: above it, a cell of the map belongs to the mask.
-        max_candidates: most pairs.
+        max_candidates: most pairs; masks are predicted for at most four times as many, by their class scores.
 
     Returns:
         (N,) cell, (N,) class and (N,) score, best first.
     """
     cells, labels = (find_peaks(class_scores, grids) & (class_scores > score_threshold)).nonzero(as_tuple=True)
+    if len(cells) > _SCORED_PER_CANDIDATE * max_candidates:  # many classes, or a low threshold
+        best = class_scores[cells, labels].topk(_SCORED_PER_CANDIDATE * max_candidates).indices.sort().values
+        cells, labels = cells[best], labels[best]
     distinct, pair = cells.unique(return_inverse=True)
     area, maskness = _mask_scores(distinct, predict_masks, mask_threshold)
     stride = torch.tensor(strides[: len(grids)], device=cells.device)

@@ -23,6 +23,7 @@ from uniquery.masks.suppression import matrix_nms
 from uniquery.matching import ignored_locations, random_subset
 from uniquery.parallel import all_reduce_mean, get_world_size, loss_normalizer
 from uniquery.querying.contract import Segmenter
+from uniquery.segmenters.federated import drop_unlabeled_classes
 from uniquery.segmenters.grid import (
     MASK_STRIDE,
     assign_cells,
@@ -70,6 +71,11 @@ class GridSettings(SegmenterSettings):
     candidates: int = Field(500, gt=0, description="most candidates before NMS")
     nms_sigma: float = Field(2.0, gt=0, description="how sharply overlap lowers a score")
     final_threshold: float = Field(0.05, ge=0, le=1, description="smallest score after matrix NMS")
+
+    @property
+    def has_federated_loss(self) -> bool:
+        """See the base."""
+        return True
 
     @property
     def memory_advice(self) -> str:
@@ -158,6 +164,7 @@ class GridSegmenter(Segmenter[GridOutputs, Assignment, Queries]):
             centers = cell_centers(self.config.grids, self._extent(outputs), is_class.device)
             ignored = ignored_locations(centers, assignment, targets)  # (B, L)
             class_losses = class_losses.masked_fill(ignored[..., None], 0)
+        class_losses = drop_unlabeled_classes(class_losses, is_class, targets)
         # The number of positive cells plus one, over all processes: each process adds its share of that one.
         positives = all_reduce_mean(class_losses.new_tensor(len(cells))) + 1 / get_world_size()
         queries = self.queries(outputs, assignment)

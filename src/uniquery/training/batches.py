@@ -16,7 +16,7 @@ from uniquery.data.coco import CocoData
 from uniquery.data.dataset import Dataset
 from uniquery.data.images import is_file
 from uniquery.data.mirrored import mirrored_labels
-from uniquery.data.sampling import StepBatchSampler
+from uniquery.data.sampling import StepBatchSampler, repeat_factors
 from uniquery.errors import ConfigError, DataError, UserError
 from uniquery.parallel import get_rank, get_world_size
 from uniquery.signals import ignore_signals
@@ -122,12 +122,14 @@ def training_batches(
         last_step=last * settings.accumulate,
         rank=get_rank(),
         ranks=get_world_size(),
+        factors=repeat_factors(data, run.config.data.sampling),
     )
     loader: DataLoader[Any] = DataLoader(
         TrainingSamples(
             data,
             run.config.data.augment,
             run.config.seed,
+            federated=run.config.data.federated,
             skip_unreadable=run.config.data.on_unreadable == "skip",
             mirrored=mirrored_labels(data.classes, run.config.data.flip_pairs),
         ),

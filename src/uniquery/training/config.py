@@ -11,6 +11,9 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from uniquery.backbones import BackboneConfig
 from uniquery.data.augment import AnyAugmentation, Flip, ShortSide, TestSize
+from uniquery.data.lvis import FederatedSettings
+from uniquery.data.sampling import RepeatFactor
+from uniquery.evaluation.protocol import Protocol
 from uniquery.querying import QueryingSettings
 from uniquery.segmenters import DEFAULT_SEGMENTER, SegmenterConfig
 from uniquery.settings import Settings, by_name, validate_settings
@@ -41,6 +44,12 @@ class DataConfig(Settings):
     test_size: TestSize = TestSize()
     on_unreadable: Literal["stop", "skip"] = Field(
         "stop", description="what to do when an image cannot be read; skip: train on a random other image instead"
+    )
+    sampling: Annotated[RepeatFactor | None, BeforeValidator(by_name)] = Field(
+        None, description="{name: repeat_factor, threshold: 0.001}: repeat images with rare classes; None: all alike"
+    )
+    federated: FederatedSettings | None = Field(
+        None, description="{classes: 50}: each image teaches only the classes it is labeled for, and some others"
     )
     workers: int = Field(2, ge=0, description="processes that load data, per training process")
 
@@ -134,7 +143,14 @@ class EvalConfig(Settings):
     """How the model is evaluated."""
 
     backend: Literal["hotcoco", "pycocotools"] = Field("hotcoco", description="what computes the metrics")
-    max_detections: int = Field(100, gt=0, description="highest-scoring detections of an image that are evaluated")
+    protocol: Protocol | None = Field(
+        None, description="coco or lvis; None: lvis if every category of the validation data has a frequency"
+    )
+    max_detections: int | None = Field(
+        None,
+        gt=0,
+        description="best detections that are evaluated; None: 100 per image and class by coco, 300 per image by lvis",
+    )
     batch_size: int = Field(1, gt=0, description="images of one forward pass")
 
 
@@ -165,6 +181,15 @@ class Config(Settings):
     def _batch_size_is_even(self) -> Config:
         if self.train.batch_size % self.querying.forwards_per_image:
             raise ValueError(f"train.batch_size must be even with paired views (given: {self.train.batch_size})")
+        return self
+
+    @model_validator(mode="after")
+    def _federated_loss_is_possible(self) -> Config:
+        if self.data.federated and not self.model.has_federated_loss:
+            raise ValueError(
+                "data.federated needs a model that can leave classes out of its class loss, such as solov2 or "
+                f"condinst; {self.model.name} cannot"
+            )
         return self
 
     @property

@@ -11,7 +11,7 @@ import torch
 from uniquery.data.coco import CocoData
 from uniquery.data.dataset import Dataset
 from uniquery.errors import UserError
-from uniquery.evaluation.coco import COCO_DETECTIONS
+from uniquery.evaluation.protocol import Protocol
 from uniquery.querying.contract import Segmenter
 from uniquery.training.batches import check_classes_known, hint_at_option
 from uniquery.training.config import SplitConfig
@@ -27,13 +27,15 @@ class ModelAndData:
         model: the segmenter in evaluation mode.
         info: its settings and its classes.
         data: the given data, or the validation data of the model's run.
-        max_detections: how many detections its run scores per image and category, or COCO's number.
+        max_detections: how many detections its run scores; None: the protocol's number.
+        protocol: whose metrics its run asks for; None: the data decides.
     """
 
     model: Segmenter[Any, Any, Any]
     info: ModelInfo
     data: Dataset
-    max_detections: int
+    max_detections: int | None
+    protocol: Protocol | None
 
     @property
     def classes(self) -> list[str]:
@@ -68,4 +70,5 @@ def open_model_and_data(
         dataset.check_files_exist()
     if data is not None or config is None or config.data.classes is None:
         check_classes_known(dataset, model_classes)
-    return ModelAndData(model, info, dataset, config.eval.max_detections if config else COCO_DETECTIONS)
+    limit, protocol = (config.eval.max_detections, config.eval.protocol) if config else (None, None)
+    return ModelAndData(model, info, dataset, limit, protocol)

@@ -32,7 +32,7 @@ from uniquery.weights.checksummed import TensorFile, read_json, read_safetensors
 from uniquery.weights.model_file import MODEL_FILE, load_model
 
 BATCH_FILE, STATE_FILE, STEP_FILE = "batch.safetensors", "state.safetensors", "step.json"
-_TARGET_FIELDS = ("labels", "boxes", "masks", "valid", "things")
+_TARGET_FIELDS = ("labels", "boxes", "masks", "valid", "things", "negative_classes", "not_exhaustive_classes")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 
 from uniquery.data.dataset import Dataset
+from uniquery.data.sampling import images_per_epoch
 from uniquery.errors import CheckpointError, ConfigError, UserError
 from uniquery.parallel import any_rank, broadcast_from_first, choose_device, get_rank, synchronize
 from uniquery.settings import flatten
@@ -97,7 +98,8 @@ def resume_run(run: TrainingRun, data: Dataset, console: Console) -> None:
         ConfigError: the run would be shorter than before.
     """
     folder = run.folder
-    steps_before = count_steps(folder.read_config().train, len(data), images_per_step(run.config))
+    before = folder.read_config()
+    steps_before = count_steps(before.train, images_per_epoch(data, before.data.sampling), images_per_step(run.config))
     if run.steps < steps_before:
         raise ConfigError(
             f"--resume of {folder} with {run.steps} steps, but it was started with {steps_before}: train.steps and "

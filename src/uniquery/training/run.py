@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from uniquery.data.dataset import Dataset
 from uniquery.data.mirrored import mirrored_labels
+from uniquery.data.sampling import images_per_epoch
 from uniquery.errors import CheckpointError
 from uniquery.parallel import choose_device, get_world_size
 from uniquery.querying import UniqueQuerying
@@ -130,7 +131,7 @@ def build_run(config: Config, data: Dataset, *, pretrained: bool = True) -> Trai
     info = ModelInfo(config.model, config.backbone, tuple(data.categories), config.data.test_size)
     model = build_segmenter(config.model, config.backbone, len(data.categories), pretrained=pretrained).to(device)
     images = images_per_step(config)
-    steps = count_steps(settings, len(data), images)
+    steps = count_steps(settings, images_per_epoch(data, config.data.sampling), images)
     optimizer = build_optimizer(model, config.optim, images)
     ema = EMA(model, settings.ema) if settings.ema else None
     mirrored = mirrored_labels(data.classes, config.data.flip_pairs)
@@ -140,7 +141,7 @@ def build_run(config: Config, data: Dataset, *, pretrained: bool = True) -> Trai
     return TrainingRun(config, info, model, objective, wrap_ddp(objective), optimizer, ema, steps, device)
 
 
-def count_steps(settings: TrainConfig, images: int, images_of_step: int) -> int:
+def count_steps(settings: TrainConfig, images: float, images_of_step: int) -> int:
     """How many steps a run takes on so many images."""
     return settings.steps or max(1, round((settings.epochs or 0) * images / images_of_step))
 

@@ -17,7 +17,9 @@ from uniquery import __version__
 from uniquery.data.dataset import Dataset
 from uniquery.data.images import sixteen_bit_maximum, unused_bits
 from uniquery.data.mirrored import similar_pairs
+from uniquery.data.sampling import images_per_epoch
 from uniquery.errors import DataError
+from uniquery.evaluation.protocol import DETECTIONS
 from uniquery.parallel import choose_device, get_world_size
 from uniquery.training.config import Config
 from uniquery.training.optim import warmup_steps
@@ -60,9 +62,10 @@ def print_summary(run: TrainingRun, data: Dataset, val: Dataset | None, console:
     )
     lr = max(group["initial_lr"] for group in run.optimizer.param_groups)
     processes = f" × {get_world_size()} processes" if get_world_size() > 1 else ""
+    epochs = run.steps * images / images_per_epoch(data, run.config.data.sampling)
     console.print(
         f"{run.steps} steps of {settings.batch_size} × {settings.accumulate}{processes} = {images} images "
-        f"({run.steps * images / len(data):.1f} epochs), lr {lr:.3g}"
+        f"({epochs:.1f} epochs), lr {lr:.3g}"
     )
     for augmentation in run.config.data.augment:
         console.print(f"  augment {augmentation!r}")
@@ -129,7 +132,9 @@ def _warnings(config: Config, data: Dataset) -> list[str]:
     if not counts.any():
         warnings = [*warnings, "the training data has no instances: the model can only learn to find nothing."]
     most = int(counts.max())
-    limits = {"model.max_detections": config.model.max_detections, "eval.max_detections": config.eval.max_detections}
+    protocol = config.eval.protocol or ("lvis" if all(data.frequencies) else "coco")
+    evaluated = config.eval.max_detections or DETECTIONS[protocol]
+    limits = {"model.max_detections": config.model.max_detections, "eval.max_detections": evaluated}
     limits |= dict([config.model.instance_limit] if config.model.instance_limit else [])
     crowded = [
         f"an image has {most} instances, more than {key} = {limit}: some cannot be found."

@@ -40,7 +40,13 @@ def evaluate_run(run: TrainingRun, val: Dataset, log: MetricsLog, console: Conso
     for sentence in unreadable:
         console.print(f"[yellow]warning:[/] {escape(sentence)} Its instances count as not found.")
     settings = run.config.eval
-    metrics = evaluate(val.ground_truth(), results, max_detections=settings.max_detections, backend=settings.backend)
+    metrics = evaluate(
+        val.ground_truth(),
+        results,
+        max_detections=settings.max_detections,
+        backend=settings.backend,
+        protocol=settings.protocol,
+    )
     log.write(
         EvalLine(
             step=run.step,

@@ -15,10 +15,10 @@ from uniquery.data.batch import Batch, TrainingSamples, collate, raise_errors
 from uniquery.data.coco import CocoData
 from uniquery.data.dataset import Dataset
 from uniquery.data.sampling import StepBatchSampler, repeat_factors
-from uniquery.errors import ConfigError, UserError
+from uniquery.errors import ConfigError, DataError, UserError
 from uniquery.parallel import get_rank, get_world_size
 from uniquery.signals import ignore_signals
-from uniquery.training.config import Config, SplitConfig
+from uniquery.training.config import Config, EvalConfig, SplitConfig
 from uniquery.training.run import TrainingRun
 
 _WORKER_KILLED = re.compile(r"DataLoader worker \(pid.*(exited unexpectedly|is killed by signal)")
@@ -43,7 +43,21 @@ def load_splits(config: Config) -> tuple[Dataset, Dataset | None]:
         return train_data, None
     val = open_validation_data(data.val, train_data.classes)
     val.check_files_exist()
+    _check_protocol(val, config.eval)
     return train_data, val
+
+
+def _check_protocol(val: Dataset, settings: EvalConfig) -> None:
+    """Raises before the training if the metrics cannot be computed after it."""
+    without = [name for name, frequency in zip(val.classes, val.frequencies, strict=True) if frequency is None]
+    if settings.protocol == "lvis" and without:
+        raise DataError(
+            f"{val.annotations}: the class {without[0]} has no 'frequency' (r, c or f), which eval.protocol lvis "
+            "needs: add it, or use coco."
+        )
+    is_lvis = settings.protocol == "lvis" or (settings.protocol is None and not without)
+    if is_lvis and settings.backend != "hotcoco":
+        raise ConfigError(f"LVIS metrics need eval.backend hotcoco, not {settings.backend}; or use eval.protocol coco.")
 
 
 def open_validation_data(split: SplitConfig, classes: Sequence[str]) -> CocoData:

@@ -7,12 +7,14 @@ from collections import Counter
 import pytest
 
 from helpers.coco_files import assert_one_sentence
+from helpers.naive_lvis import NaiveLvis
 from helpers.small_runs import small_config
 from uniquery.data.check import check_data
 from uniquery.data.coco import CocoData
 from uniquery.data.lvis_scenes import LONG_TAIL, long_tailed
 from uniquery.data.scenes import ScenesConfig, make_scenes
-from uniquery.errors import DataError
+from uniquery.errors import ConfigError, DataError
+from uniquery.training.batches import load_splits
 from uniquery.training.config import load_config
 from uniquery.training.log import EvalLine, read_metrics
 from uniquery.training.loop import train
@@ -92,6 +94,22 @@ class TestFolder:
         assert_one_sentence(caught.value)
 
 
+class TestProtocol:
+    def test_lvis_is_asked_for_without_frequencies(self, tmp_path):
+        plain = make_scenes(tmp_path / "plain", CONFIG.model_copy(update={"lvis": False, "train_images": 2}))
+        config = load_config(small_config(tmp_path, plain), ["eval.protocol=lvis"])
+        with pytest.raises(DataError, match="the class disc has no 'frequency'") as caught:
+            load_splits(config)
+        assert_one_sentence(caught.value)
+
+    def test_lvis_with_the_backend_of_coco(self, scenes, tmp_path):
+        path = small_config(tmp_path, scenes)
+        with pytest.raises(ConfigError, match="LVIS metrics need") as caught:
+            load_splits(load_config(path, ["eval.backend=pycocotools"]))
+        assert_one_sentence(caught.value)
+        load_splits(load_config(path, ["eval.backend=pycocotools", "eval.protocol=coco"]))
+
+
 def test_a_training_reports_rare_and_frequent_classes(scenes, tmp_path):
     changes = ["train.steps=2", "data.sampling=repeat_factor", ("data.federated", {"classes": 4})]
     folder = train(load_config(small_config(tmp_path, scenes), [*changes, "model.score_threshold=0"]))
@@ -99,3 +117,10 @@ def test_a_training_reports_rare_and_frequent_classes(scenes, tmp_path):
     assert {"APr", "APc", "APf", "AR@300"} <= set(last.metrics)
     data = CocoData(scenes.annotations("val"), scenes.images("val"))
     assert set(last.per_class) == set(data.classes)
+    results = json.loads((folder / "predictions.json").read_text())
+    assert results
+    truth = json.loads(scenes.annotations("val").read_text())
+    labels = {row["id"]: row["name"] for row in truth["categories"]}
+    naive = NaiveLvis(truth, results)
+    for category, name in labels.items():
+        assert last.per_class[name] == pytest.approx(naive.ap([category]), abs=1e-6)

@@ -20,7 +20,7 @@ from uniquery.data.sampling import StepBatchSampler, repeat_factors
 from uniquery.errors import ConfigError, DataError, UserError
 from uniquery.parallel import get_rank, get_world_size
 from uniquery.signals import ignore_signals
-from uniquery.training.config import Config, SplitConfig
+from uniquery.training.config import Config, EvalConfig, SplitConfig
 from uniquery.training.run import TrainingRun
 
 _WORKER_KILLED = re.compile(r"DataLoader worker \(pid.*(exited unexpectedly|is killed by signal)")
@@ -47,6 +47,7 @@ def load_splits(config: Config) -> tuple[Dataset, Dataset | None]:
     with hint_at_option("--val", data.val):
         val = open_validation_data(data.val, train_data.classes)
         val.check_files_exist()
+    _check_protocol(val, config.eval)
     if data.classes is None:
         check_classes_known(val, train_data.classes)
     return train_data, val
@@ -80,6 +81,19 @@ def hint_at_option(option: str, split: SplitConfig) -> Iterator[None]:
         if is_file(split.annotations) and split.images.is_dir():
             raise
         raise DataError(f"{error} Say where the data is with {option} ANNOTATIONS IMAGES.") from None
+
+
+def _check_protocol(val: Dataset, settings: EvalConfig) -> None:
+    """Raises before the training if the metrics cannot be computed after it."""
+    without = [name for name, frequency in zip(val.classes, val.frequencies, strict=True) if frequency is None]
+    if settings.protocol == "lvis" and without:
+        raise DataError(
+            f"{val.annotations}: the class {without[0]} has no 'frequency' (r, c or f), which eval.protocol lvis "
+            "needs: add it, or use coco."
+        )
+    is_lvis = settings.protocol == "lvis" or (settings.protocol is None and not without)
+    if is_lvis and settings.backend != "hotcoco":
+        raise ConfigError(f"LVIS metrics need eval.backend hotcoco, not {settings.backend}; or use eval.protocol coco.")
 
 
 def open_validation_data(split: SplitConfig, classes: Sequence[str]) -> CocoData:

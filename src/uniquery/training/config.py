@@ -114,7 +114,7 @@ class TrainConfig(Settings):
     accumulate: int = Field(1, gt=0, description="forwards per optimizer step")
     precision: Literal["float32", "bfloat16", "auto"] = Field(
         "float32",
-        description="of forward and backward passes; weights and losses are float32. auto: bfloat16 on GPUs and CPUs with "
+        description="of the forward and backward pass; weights and losses are float32. auto: bfloat16 on devices with "
         "instructions for it, else float32",
     )
     ema: float | None = Field(

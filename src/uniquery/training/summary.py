@@ -81,7 +81,7 @@ def print_summary(run: TrainingRun, data: Dataset, val: Dataset | None, console:
 def length_warnings(run: TrainingRun, data: Dataset) -> list[str]:
     """What is wrong with the length of a run."""
     schedule, steps = run.config.schedule, run.steps
-    epochs = steps * images_per_step(run.config) / len(data)
+    epochs = steps * images_per_step(run.config) / images_per_epoch(data, run.config.data.sampling)
     warnings = []
     warmup = warmup_steps(schedule, steps)
     if warmup < schedule.warmup_steps:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from uniquery.cli.options import add_set, add_split, command, positive, progress_bar, split_overrides
 from uniquery.data.check import DataReport, check_data
-from uniquery.data.coco import CocoData
+from uniquery.data.open import open_data
 from uniquery.data.scenes import ScenesConfig, make_scenes
 from uniquery.errors import ConfigError
 from uniquery.files import make_folder, write_atomically
@@ -121,9 +121,10 @@ def run_preview(args: argparse.Namespace) -> None:
     config = load_config(args.config, [*split_overrides("train", args.train), *args.set])
     if config.data.train is None:
         raise ConfigError("There is no data to preview: give --train ANNOTATIONS IMAGES.")
-    data = CocoData(
+    data = open_data(
         config.data.train.annotations,
         config.data.train.images,
+        pngs=config.data.train.panoptic_pngs,
         classes=config.data.classes,
         ignore_crowd=config.data.ignore_crowd,
     )

@@ -32,7 +32,9 @@ from uniquery.data.drawing import (
     paint,
     random_color,
     shape,
+    stuff_background,
 )
+from uniquery.data.panoptic_scenes import panoptic_categories, visible_stuff, write_panoptic_entry
 from uniquery.errors import DataError
 from uniquery.masks import rle
 from uniquery.settings import Settings
@@ -55,6 +57,7 @@ class ScenesConfig(Settings):
     lookalikes: float = Field(0.3, ge=0, le=1, description="Share of objects that copy another's class and texture.")
     occlusion: float = Field(0.5, ge=0, le=1, description="0: objects only touch; 1: up to 3/4 may be covered.")
     seed: int = Field(0, ge=0, description="All images follow from it.")
+    panoptic: bool = Field(False, description="Backgrounds are stuff and void, and annotations COCO's panoptic ones.")
 
 
 @dataclass(frozen=True)
@@ -66,12 +69,14 @@ class Scene:
         masks: (K, H, W) bool, disjoint and not empty: the visible pixels of each object.
         labels: (K,) int64, indices in `CLASS_NAMES`.
         appearances: (K,) int64, equal for objects that share colors and texture.
+        stuff: (H, W) int64, an index in `STUFF_NAMES`, −1 for objects and void; None in scenes that are not panoptic.
     """
 
     image: npt.NDArray[np.uint8]
     masks: npt.NDArray[np.bool_]
     labels: npt.NDArray[np.int64]
     appearances: npt.NDArray[np.int64]
+    stuff: npt.NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,10 @@ class SceneFiles:
     def annotations(self, split: str) -> Path:
         """The COCO json of a split."""
         return self.root / "annotations" / f"{split}.json"
+
+    def pngs(self, split: str) -> Path:
+        """The folder of a split's panoptic PNG files."""
+        return self.root / "annotations" / split
 
 
 @dataclass
@@ -110,14 +119,16 @@ def draw_scene(rng: Rng, config: ScenesConfig) -> Scene:
     """
     lattice, side = rng.random((32, 32)).astype(np.float32), config.size
     owner = np.full((side, side), -1, dtype=np.int64)
-    canvas = _Canvas(background(rng, side, lattice), owner, lattice, direction(rng))
+    pixels, stuff = stuff_background(rng, side, lattice) if config.panoptic else (background(rng, side, lattice), None)
+    canvas = _Canvas(pixels, owner, lattice, direction(rng))
     objects = [drawn for obj in _plan(rng, config) if (drawn := _draw(rng, canvas, obj, config.occlusion))]
     grain = (rng.random((side, side)).astype(np.float32) - 0.5) * 0.03
     image = (np.clip(canvas.pixels + grain, 0, 1) * 255 + 0.5).astype(np.uint8).transpose(1, 2, 0)
+    stuff = visible_stuff(stuff, owner) if stuff is not None else None
     masks = owner == np.arange(len(objects))[:, None, None]
     labels = np.array([obj.label for obj in objects], dtype=np.int64)
     appearances = np.array([obj.appearance for obj in objects], dtype=np.int64)
-    return Scene(np.ascontiguousarray(image), masks, labels, appearances)
+    return Scene(np.ascontiguousarray(image), masks, labels, appearances, stuff)
 
 
 def _plan(rng: Rng, config: ScenesConfig) -> list[SceneObject]:
@@ -246,10 +257,16 @@ def _write_split(files: SceneFiles, split: str, config: ScenesConfig) -> Iterato
         scene, name = draw_scene(np.random.Generator(np.random.PCG64(key)), config), f"{number:06d}.png"
         Image.fromarray(scene.image).save(files.images(split) / name, compress_level=1)
         images.append({"id": number, "file_name": name, "width": config.size, "height": config.size})
-        for label, mask in zip(scene.labels.tolist(), scene.masks, strict=True):
-            annotations.append(_annotation(len(annotations) + 1, number, label, mask))
+        labels = scene.labels.tolist()
+        if scene.stuff is not None:
+            annotations.append(write_panoptic_entry(files.pngs(split), number, scene.masks, labels, scene.stuff))
+        else:
+            rows = enumerate(zip(labels, scene.masks, strict=True), start=len(annotations) + 1)
+            annotations += [_annotation(row, number, label, mask) for row, (label, mask) in rows]
         yield number
     categories = [{"id": i, "name": name} for i, name in enumerate(CLASS_NAMES[: config.classes], start=1)]
+    if config.panoptic:
+        categories = panoptic_categories(config.classes)
     content = {"info": _info(config), "images": images, "annotations": annotations, "categories": categories}
     with files.annotations(split).open("w", encoding="utf-8") as stream:
         json.dump(content, stream)
@@ -264,7 +281,12 @@ def _annotation(number: int, image: int, label: int, mask: npt.NDArray[np.bool_]
 
 
 def _info(config: ScenesConfig) -> dict[str, Any]:
-    return {"description": "Scenes drawn by uniquery", "drawing": _VERSION, "config": config.model_dump()}
+    return {"description": "Scenes drawn by uniquery", "drawing": _VERSION, "config": _settings(config)}
+
+
+def _settings(config: ScenesConfig) -> dict[str, Any]:
+    """The settings, without the form of the annotations if it is the usual one, as older folders have them."""
+    return {key: value for key, value in config.model_dump().items() if key != "panoptic" or value}
 
 
 def _count(split: str, config: ScenesConfig) -> int:
@@ -284,11 +306,13 @@ def _mismatch(files: SceneFiles, config: ScenesConfig) -> str:
             return _difference(info, config)
         if len(names) != _count(split, config) or not files_found.issuperset(names):
             return f"some of the {_count(split, config)} images of images/{split} are missing"
+        if config.panoptic and any(not (files.pngs(split) / name).is_file() for name in names):
+            return f"some of the PNG files of annotations/{split} are missing"
     return ""
 
 
 def _difference(info: Any, config: ScenesConfig) -> str:
     old = info.get("config") if isinstance(info, dict) else None
-    old, new = old if isinstance(old, dict) else {}, config.model_dump()
+    old, new = {"panoptic": False, **(old if isinstance(old, dict) else {})}, config.model_dump()
     changed = [f"{key} is {old[key]}, not {new[key]}" for key in new if key in old and old[key] != new[key]]
     return ", ".join(changed) or "it was drawn by another version"

@@ -50,6 +50,18 @@ METRIC_DESCRIPTIONS = {
     "ARl": "large, > 96²",
 }
 """COCO's twelve metrics, in their usual order, and what they are."""
+PANOPTIC_DESCRIPTIONS = {
+    "PQ": "panoptic quality, SQ × RQ per class",
+    "PQ_th": "PQ of things",
+    "PQ_st": "PQ of stuff",
+    "SQ": "mean IoU of matched segments",
+    "SQ_th": "SQ of things",
+    "SQ_st": "SQ of stuff",
+    "RQ": "F1 score of matching, IoU > 0.5",
+    "RQ_th": "RQ of things",
+    "RQ_st": "RQ of stuff",
+}
+"""The metrics of panoptic segments, in their order, and what they are."""
 SUMMARY_METRICS = {"AP": ("AP", "AP50", "AP75")}
 """Headline metric → the few metrics that a short summary shows, the headline first."""
 
@@ -135,7 +147,7 @@ def evaluate(
     else:
         shape = (len(ground_truth.categories), 1 + len(_AREAS), len(limits))
         precision, recall = np.full((10, 101, *shape), -1.0), np.full((10, *shape), -1.0)
-    labels = _labels(ground_truth.categories)
+    labels = class_labels(ground_truth.categories)
     return Metrics(
         values=_values(precision, recall, limits),
         per_class={label: _mean(precision[:, :, k, 0, -1]) for k, label in enumerate(labels.values())},
@@ -280,10 +292,10 @@ def _mean(values: Array) -> float | None:
     return 100 * float(measured.mean()) if measured.size else None
 
 
-def _labels(categories: Mapping[int, Row]) -> dict[int, str]:
+def class_labels(categories: Mapping[int, Row]) -> dict[int, str]:
     """A different name for each category id.
 
-    >>> _labels({1: {"name": "bat"}, 2: {"name": "bat"}, 3: {"name": "cat"}, 4: {}})
+    >>> class_labels({1: {"name": "bat"}, 2: {"name": "bat"}, 3: {"name": "cat"}, 4: {}})
     {1: 'bat (1)', 2: 'bat (2)', 3: 'cat', 4: 'category 4'}
     """
     names = {i: str(category.get("name", f"category {i}")) for i, category in categories.items()}
@@ -314,7 +326,7 @@ def describe_metric(name: str) -> str:
     """
     if name.startswith("AR") and name[2:].isdecimal():
         return f"best {name[2:]} per image and class"
-    return METRIC_DESCRIPTIONS.get(name, "")
+    return METRIC_DESCRIPTIONS.get(name) or PANOPTIC_DESCRIPTIONS.get(name, "")
 
 
 def _check_choice(name: str, value: str, choices: Mapping[str, object]) -> None:

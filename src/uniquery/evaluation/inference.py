@@ -21,16 +21,10 @@ Progress = Callable[[int, int], None]
 
 
 @torch.inference_mode()
-def predict_samples(
-    model: Segmenter[Any, Any, Any],
-    samples: EvaluationSamples,
-    *,
-    mask_thresholds: Sequence[float | None] = (None,),
-    batch_size: int = 1,
-    workers: int = 0,
-    progress: Progress = lambda *_: None,
-) -> Iterator[tuple[int, list[Instances]]]:
-    """(image id, its instances at each mask threshold) for every image, once; None is the model's own threshold."""
+def forward_passes(
+    model: Segmenter[Any, Any, Any], samples: EvaluationSamples, batch_size: int, workers: int, progress: Progress
+) -> Iterator[tuple[Batch, Any]]:
+    """Each batch of some images, and what the model's forward gives for it."""
     device = next(model.parameters()).device
     loader: DataLoader[Any] = DataLoader(
         samples,
@@ -44,12 +38,26 @@ def predict_samples(
     model.eval()
     done = 0
     for batch in raise_errors(loader):
-        outputs = model(batch.images.to(device))
+        yield batch, model(batch.images.to(device))
+        done += len(batch.images)
+        progress(done, len(samples))
+
+
+@torch.inference_mode()
+def predict_samples(
+    model: Segmenter[Any, Any, Any],
+    samples: EvaluationSamples,
+    *,
+    mask_thresholds: Sequence[float | None] = (None,),
+    batch_size: int = 1,
+    workers: int = 0,
+    progress: Progress = lambda *_: None,
+) -> Iterator[tuple[int, list[Instances]]]:
+    """(image id, its instances at each mask threshold) for every image, once; None is the model's own threshold."""
+    for batch, outputs in forward_passes(model, samples, batch_size, workers, progress):
         at_thresholds = [model.predict(outputs, batch.original_sizes, mask_threshold=t) for t in mask_thresholds]
         for target, *instances in zip(batch.targets, *at_thresholds, strict=True):
             yield target.image_id, instances
-        done += len(batch.images)
-        progress(done, len(samples))
 
 
 def predict_dataset(
@@ -101,11 +109,17 @@ def predict_image(
     mask_threshold: float | None = None,
 ) -> Instances:
     """The instances of one (H, W, 3) image, at its own size; the model gets it with the given short side."""
+    outputs = image_outputs(model, image, short, longest)
+    return model.predict(outputs, [(image.shape[0], image.shape[1])], mask_threshold=mask_threshold)[0]
+
+
+@torch.inference_mode()
+def image_outputs(model: Segmenter[Any, Any, Any], image: npt.NDArray[np.uint8], short: int, longest: int) -> Any:
+    """What the model's forward gives for one (H, W, 3) image, resized to the given short side."""
     sample = image_only(image)
     batch = collate([LoadedSample(resize(sample, resized_size(*sample.size, short, longest)), 0, sample.size)])
     assert isinstance(batch, Batch)
-    device = next(model.parameters()).device
-    return model.predict(model(batch.images.to(device)), [sample.size], mask_threshold=mask_threshold)[0]
+    return model(batch.images.to(next(model.parameters()).device))
 
 
 def category_ids_by_name(classes: Sequence[str], data: Dataset) -> list[int | None]:

@@ -22,6 +22,11 @@ class SegmenterSettings(Settings):
         return None
 
     @property
+    def supports_panoptic(self) -> bool:
+        """Whether it learns and predicts stuff besides things."""
+        return False
+
+    @property
     @abstractmethod
     def memory_advice(self) -> str:
         """Which setting to lower when memory runs out in training, to complete the sentence "Try: ..."."""

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader
 
 from uniquery.data.batch import Batch, TrainingSamples, collate, raise_errors
 from uniquery.data.coco import CocoData
-from uniquery.data.dataset import Dataset
+from uniquery.data.dataset import Dataset, is_panoptic
+from uniquery.data.open import open_data
 from uniquery.data.sampling import StepBatchSampler
 from uniquery.errors import ConfigError, UserError
 from uniquery.parallel import get_rank, get_world_size
@@ -31,19 +32,36 @@ def load_splits(config: Config) -> tuple[Dataset, Dataset | None]:
         raise ConfigError(
             "There is no training data: give --train ANNOTATIONS IMAGES, or data.train in the configuration."
         )
-    train_data = CocoData(
+    train_data = open_data(
         data.train.annotations,
         data.train.images,
+        pngs=data.train.panoptic_pngs,
         classes=data.classes,
         keep_empty=data.keep_empty,
         ignore_crowd=data.ignore_crowd,
     )
+    _check_panoptic(config, train_data, train_data)
     train_data.check_files_exist()
     if data.val is None:
         return train_data, None
     val = open_validation_data(data.val, train_data.classes)
+    _check_panoptic(config, train_data, val)
     val.check_files_exist()
     return train_data, val
+
+
+def _check_panoptic(config: Config, train: Dataset, split: Dataset) -> None:
+    """Raises a ConfigError if a split needs a panoptic segmenter and has none, or is of another kind than training."""
+    if is_panoptic(split.categories) and not config.model.supports_panoptic:
+        raise ConfigError(
+            f"{config.model.name} segments instances only, but {split.annotations} is panoptic: use a segmenter that "
+            "knows stuff, such as model.name=mask2former, or instance annotations."
+        )
+    if is_panoptic(split.categories) != is_panoptic(train.categories):
+        raise ConfigError(
+            f"One of {train.annotations} and {split.annotations} is panoptic and the other is not: train and validate "
+            "on the same kind of annotations."
+        )
 
 
 def open_validation_data(split: SplitConfig, classes: Sequence[str]) -> CocoData:
@@ -60,7 +78,7 @@ def open_validation_data(split: SplitConfig, classes: Sequence[str]) -> CocoData
 
 @lru_cache(maxsize=2)
 def _open_cached(split: SplitConfig, classes: tuple[str, ...], _modified: int | None) -> CocoData:
-    return CocoData(split.annotations, split.images, classes=classes)
+    return open_data(split.annotations, split.images, pngs=split.panoptic_pngs, classes=classes)
 
 
 def data_checksums(data: Dataset, val: Dataset | None) -> dict[str, int]:

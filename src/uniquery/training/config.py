@@ -18,10 +18,13 @@ from uniquery.training.config_files import Override, apply_override, find_config
 
 
 class SplitConfig(Settings):
-    """A COCO instance json and the folder its file names are relative to."""
+    """A COCO json, of instances or panoptic, and the folder its file names are relative to."""
 
     annotations: Path
     images: Path
+    panoptic_pngs: Path | None = Field(
+        None, description="folder of panoptic PNG files; None: the path of the json without its ending"
+    )
 
 
 class DataConfig(Settings):

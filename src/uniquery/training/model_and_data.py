@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from uniquery.data.coco import CocoData
-from uniquery.data.dataset import Dataset
+from uniquery.data.dataset import Dataset, is_panoptic
+from uniquery.data.open import open_data
 from uniquery.errors import UserError
 from uniquery.evaluation.coco import COCO_DETECTIONS
 from uniquery.querying.contract import Segmenter
@@ -35,13 +35,22 @@ class ModelAndData:
     max_detections: int
 
     @property
+    def is_panoptic(self) -> bool:
+        """Whether the data has things and stuff."""
+        return is_panoptic(self.data.categories)
+
+    @property
     def classes(self) -> list[str]:
         """The model's class names, by label."""
         return [category.name for category in self.info.categories]
 
 
 def open_model_and_data(
-    path: Path, data: tuple[Path, Path] | None = None, device: torch.device | str = "cpu"
+    path: Path,
+    data: tuple[Path, Path] | None = None,
+    device: torch.device | str = "cpu",
+    *,
+    pngs: Path | None = None,
 ) -> ModelAndData:
     """Loads a model and the data to measure it on.
 
@@ -49,6 +58,7 @@ def open_model_and_data(
         path: a run folder, a checkpoint folder or a model file.
         data: annotations and image folder; by default the validation data of the model's run.
         device: where the model goes.
+        pngs: the folder of panoptic PNG files of `data`; None: the path of the json without its ending.
 
     Raises:
         UserError: something cannot be read, the classes do not fit, or there is no data.
@@ -58,11 +68,15 @@ def open_model_and_data(
     config = run.read_config() if run else None
     split = config.data.val if config else None
     if data is not None:
-        split = SplitConfig(annotations=data[0], images=data[1])
+        split = SplitConfig(annotations=data[0], images=data[1], panoptic_pngs=pngs)
     if split is None:
         raise UserError(f"{path} has no validation data of its own: add --data ANNOTATIONS IMAGES.")
     classes = config.data.classes if config and data is None else None
-    dataset = CocoData(split.annotations, split.images, classes=classes)
+    dataset = open_data(split.annotations, split.images, pngs=split.panoptic_pngs, classes=classes)
     dataset.check_files_exist()
     check_classes(info, dataset.classes, str(split.annotations))
+    if is_panoptic(dataset.categories) and not is_panoptic(info.categories):
+        raise UserError(
+            f"{split.annotations} is panoptic, but {path} was trained on instances: score it with instance annotations."
+        )
     return ModelAndData(model, info, dataset, config.eval.max_detections if config else COCO_DETECTIONS)

@@ -28,6 +28,8 @@ MAY_DIFFER_ON_RESUME = (
     "data.train.images",
     "data.val.annotations",
     "data.val.images",
+    "data.train.panoptic_pngs",
+    "data.val.panoptic_pngs",
     "train.batch_size",  # the images per step are compared when the checkpoint is loaded
     "train.accumulate",
     "train.log_every",

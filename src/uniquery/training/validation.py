@@ -9,9 +9,10 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from uniquery.data.dataset import Dataset, Row
-from uniquery.evaluation import evaluate
+from uniquery.data.dataset import Dataset, Row, is_panoptic
+from uniquery.evaluation import Metrics, evaluate
 from uniquery.evaluation.inference import Progress, predict_dataset
+from uniquery.evaluation.panoptic import PanopticMetrics, evaluate_panoptic, predict_panoptic_dataset
 from uniquery.evaluation.tables import format_percent
 from uniquery.parallel import broadcast_from_first, gather_lists, get_rank, get_world_size
 from uniquery.training.checkpoint import save_checkpoint
@@ -36,8 +37,7 @@ def evaluate_run(run: TrainingRun, val: Dataset, log: MetricsLog, console: Conso
     run.eval_step = run.step
     if get_rank():
         return
-    settings = run.config.eval
-    metrics = evaluate(val.ground_truth(), results, max_detections=settings.max_detections, backend=settings.backend)
+    metrics = _score(run, val, results)
     log.write(
         EvalLine(
             step=run.step,
@@ -57,9 +57,29 @@ def evaluate_run(run: TrainingRun, val: Dataset, log: MetricsLog, console: Conso
         run.folder.write_predictions(results)
 
 
+def _score(run: TrainingRun, val: Dataset, results: list[Row]) -> Metrics | PanopticMetrics:
+    """Mask AP, or panoptic quality for data with things and stuff."""
+    settings = run.config.eval
+    if is_panoptic(val.categories):
+        return evaluate_panoptic(val.ground_truth(), results)
+    return evaluate(val.ground_truth(), results, max_detections=settings.max_detections, backend=settings.backend)
+
+
 def _predict(run: TrainingRun, val: Dataset, progress: Progress) -> list[Row]:
     """COCO results on this process's share of the images."""
     config = run.config
+    if is_panoptic(val.categories):
+        return predict_panoptic_dataset(
+            run.model,
+            val,
+            run.info.categories,
+            config.data.test_size,
+            batch_size=config.eval.batch_size,
+            workers=config.data.workers,
+            rank=get_rank(),
+            ranks=get_world_size(),
+            progress=progress,
+        )
     (results,) = predict_dataset(
         run.model,
         val,

@@ -47,8 +47,14 @@ def add_parser(commands: Any) -> None:
         help="find everything that is wrong with a COCO data set; exit code 1 if training would not start",
         example="uniquery data check annotations/train.json images/train",
     )
-    check.add_argument("annotations", type=Path, help="a COCO json")
+    check.add_argument("annotations", type=Path, help="a COCO json, of instances or panoptic")
     check.add_argument("images", type=Path, help="the folder that its file names are relative to")
+    check.add_argument(
+        "pngs",
+        type=Path,
+        nargs="?",
+        help="the PNG files of panoptic annotations (default: the path of the json without its ending)",
+    )
     check.add_argument(
         "--headers-only", action="store_true", help="do not decode images: faster, but does not find truncated files"
     )
@@ -81,14 +87,17 @@ def run_make_scenes(args: argparse.Namespace) -> None:
 
 def run_check(args: argparse.Namespace) -> int:
     with progress_bar("reading images") as progress:
-        report = check_data(args.annotations, args.images, read_pixels=not args.headers_only, progress=progress)
+        report = check_data(
+            args.annotations, args.images, pngs=args.pngs, read_pixels=not args.headers_only, progress=progress
+        )
     _print_report(report, Console())
     return 0 if report.is_valid else 1
 
 
 def _print_report(report: DataReport, console: Console) -> None:
     console.print(
-        f"{report.images} images, {report.instances} instances, {report.crowd} crowd regions; "
+        f"{report.images} images, {report.instances} instances"
+        f"{'' if report.stuff is None else f' ({report.stuff} of them stuff)'}, {report.crowd} crowd regions; "
         f"at most {report.max_instances} instances in an image"
     )
     for title, table in (

@@ -30,7 +30,7 @@ def class_table(*metrics: Metrics) -> Table:
 def panoptic_table(metrics: PanopticMetrics) -> Table:
     """A row for all classes, for things and for stuff."""
     names = ("PQ", "SQ", "RQ")
-    table = Table("classes", *names, caption="; ".join(f"{name}: {describe_metric(name)}" for name in names))
+    table = Table("classes", *names)
     for ending, group in GROUPS.items():
         table.add_row(group.lower(), *(format_percent(metrics.values[name + ending]) for name in names))
     return table

@@ -130,7 +130,7 @@ class PanopticData(CocoData):
         """
         image = image_only(self.read(index)).image
         numbers, labels = (torch.tensor(values, dtype=torch.int64) for values in self._used_segments(index))
-        masks = torch.from_numpy(self._read_ids(index)) == numbers[:, None, None]
+        masks = torch.from_numpy(self._read_ids(index)) == numbers.int()[:, None, None]
         valid = masks.any(0)
         is_thing = torch.tensor([bool(category.is_thing) for category in self.categories])
         return Sample(

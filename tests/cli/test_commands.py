@@ -31,7 +31,8 @@ def trained(tmp_path_factory, scenes):
 def test_a_run_parses_each_json_once(tmp_path, scenes, monkeypatch):
     """Training, its two evaluations and the pictures of the report."""
     parsed = []
-    monkeypatch.setattr("uniquery.data.coco.read_json", lambda path: (parsed.append(path), read_json(path))[1])
+    for module in ("coco", "open"):
+        monkeypatch.setattr(f"uniquery.data.{module}.read_json", lambda path: (parsed.append(path), read_json(path))[1])
     files = {split: tmp_path / f"{split}.json" for split in ("train", "val")}
     for split, file in files.items():
         shutil.copy(scenes.annotations(split), file)

@@ -18,6 +18,7 @@ from uniquery.data.open import open_data
 from uniquery.data.sampling import StepBatchSampler
 from uniquery.errors import ConfigError, UserError
 from uniquery.parallel import get_rank, get_world_size
+from uniquery.segmenters import panoptic_segmenters
 from uniquery.signals import ignore_signals
 from uniquery.training.config import Config, SplitConfig
 from uniquery.training.run import TrainingRun
@@ -54,8 +55,8 @@ def _check_panoptic(config: Config, train: Dataset, split: Dataset) -> None:
     """Raises a ConfigError if a split needs a panoptic segmenter and has none, or is of another kind than training."""
     if is_panoptic(split.categories) and not config.model.supports_panoptic:
         raise ConfigError(
-            f"{config.model.name} segments instances only, but {split.annotations} is panoptic: use a segmenter that "
-            "knows stuff, such as model.name=mask2former, or instance annotations."
+            f"{config.model.name} segments instances only, but {split.annotations} is panoptic: use instance "
+            f"annotations, or a segmenter for things and stuff (model.name={' or '.join(panoptic_segmenters())})."
         )
     if is_panoptic(split.categories) != is_panoptic(train.categories):
         raise ConfigError(

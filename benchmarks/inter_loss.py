@@ -1,6 +1,8 @@
 """Cost of L_inter against its naive form and against the bare matrix products, in one run.
 
-python benchmarks/inter_loss.py
+    python benchmarks/inter_loss.py
+
+Taken twice: on the machine as it is, and beside two other processes that compute without a pause.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 
-from measure import extra_gb, interleaved
+from measure import busy_processes, extra_gb, interleaved
 from uniquery.backbones import BackboneConfig
 from uniquery.querying import InstancePixels, InterSceneLoss
 from uniquery.segmenters import build_segmenter
@@ -88,7 +90,7 @@ def filters(form: str, queries: int, pixels: int) -> Callable[[], object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -98,6 +100,9 @@ def main() -> None:
     for title, works in (("200 × 100 000 × 256, dot product", dots), ("128 × 100 000, CondInst filters", nets)):
         times = interleaved(works, args.repeats)
         figures[title] = {f"{name}, s": statistics.median(t) for name, t in times.items()}
+        with busy_processes(2):
+            times = interleaved(works, args.repeats)
+        figures[title] |= {f"{name}, s beside 2 busy processes": statistics.median(t) for name, t in times.items()}
     first, second = figures
     for name in ("ours", "naive"):
         figures[first][f"{name}, extra GB"] = extra_gb(dot_product, name, 200, 100_000, 256)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -24,6 +25,26 @@ def interleaved(works: dict[str, Callable[[], object]], repeats: int) -> dict[st
         for name, work in works.items():
             times[name].append(seconds(work))
     return times
+
+
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Other processes that compute without a pause."""
+    others = [multiprocessing.get_context("spawn").Process(target=_spin, daemon=True) for _ in range(count)]
+    for other in others:
+        other.start()
+    time.sleep(1)  # until they have started
+    try:
+        yield
+    finally:
+        for other in others:
+            other.terminate()
+            other.join()
+
+
+def _spin() -> None:
+    while True:
+        sum(range(10_000))
 
 
 def peak_gb() -> float:

@@ -28,7 +28,14 @@ from uniquery.segmenters import SEGMENTERS
 from uniquery.structures import Images, Targets
 
 INSTANCES, CAPACITY = 7, 100_000
-CHANNELS = {"condinst": 8, "solov2": 256, "mask2former": 256}  # of a pixel embedding
+CHANNELS = {  # of a pixel embedding
+    "condinst": 8,
+    "solov2": 256,
+    "sotr": 256,
+    "mask2former": 256,
+    "sparseinst": 128,
+    "solq": 384,
+}
 FLIP: dict[str, Any] = {"flip": 1.0, "crop": None}
 FORMS: dict[str, tuple[int, Callable[[], dict[str, object]]]] = {
     "base": (2, dict),

@@ -34,7 +34,10 @@ from uniquery.structures import Images, Targets
 ORIGINAL = {
     "condinst": {"Y": 2.2, "peak_gb": 1.25},
     "solov2": {"Y": 3.9, "peak_gb": 1.48},
+    "sotr": {"Y": 13.2, "peak_gb": 3.45},
     "mask2former": {"Y": 4.7, "peak_gb": 2.84},
+    "sparseinst": {"Y": 1.9, "peak_gb": 1.44},
+    "solq": {"Y": 6.7, "peak_gb": 3.59},
 }
 INSTANCES = 5
 
@@ -72,9 +75,11 @@ def yardstick(size: int) -> Callable[[], None]:
 
 def training_step(model: str, size: int) -> Callable[[], None]:
     torch.manual_seed(0)
-    is_caffe = model != "mask2former"  # the others start from Caffe's weights and freeze the stem and the first stage
+    is_caffe = model in ("condinst", "solov2", "sotr")  # these start from Caffe's weights
     backbone = tame(ResNet(50, norm="frozen", stride_in_1x1=is_caffe))
-    backbone.freeze(2 if is_caffe else 0)
+    backbone.freeze(
+        0 if model in ("mask2former", "sparseinst") else 2
+    )  # the others freeze the stem and the first stage
     objective = UniqueQuerying(SEGMENTERS[model](backbone, 80)).train()
     images = Images(torch.randint(0, 256, (1, 3, size, size), dtype=torch.uint8), ((size, size),))
     targets = [instances(size)]

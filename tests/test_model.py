@@ -75,15 +75,28 @@ class TestPredict:
     def test_the_default_size_is_the_models_own(self, model, photo):
         expected = predict_image(model.segmenter, read_image(photo), 64, 96)
         assert torch.equal(model.predict(photo, score_threshold=0).scores, expected.scores)
-        smaller = predict_image(model.segmenter, read_image(photo), 32, 96)
+        smaller = predict_image(model.segmenter, read_image(photo), 32, 48)
         assert torch.equal(model.predict(photo, score_threshold=0, short=32).scores, smaller.scores)
+
+    def test_a_larger_short_side_is_not_capped(self, model, photo, monkeypatch):
+        """The limit of the long side, 96 at a short side of 64, grows with it."""
+        sizes = []
+        monkeypatch.setattr(
+            model.segmenter,
+            "forward",
+            lambda images: sizes.extend(images.sizes) or type(model.segmenter).forward(model.segmenter, images),
+        )
+        wide = np.zeros((100, 150, 3), np.uint8)
+        model.predict(wide, short=128)
+        model.predict(np.zeros((100, 400, 3), np.uint8), short=128)
+        assert sizes == [(128, 192), (48, 192)]
 
     def test_thresholds(self, model, photo):
         every = model.predict(photo, score_threshold=0)
         middle = float(every.scores.median())
         kept = model.predict(photo, score_threshold=middle)
         assert len(kept) == int((every.scores >= middle).sum()) < len(every)
-        assert len(model.predict(photo, score_threshold=1.1)) == 0
+        assert len(model.predict(photo, score_threshold=1)) == 0
         assert torch.equal(model.predict(photo).scores, every.scores[every.scores >= 0.5])
         loose = model.predict(photo, score_threshold=0, mask_threshold=0.1)
         assert loose.masks.sum() > every.masks.sum()
@@ -104,6 +117,11 @@ class TestPredict:
             model.predict([photo, np.zeros((8, 8, 3))])
         with pytest.raises(ConfigError, match="short"):
             model.predict(photo, short=0)
+        for name, value in (("score_threshold", 1.5), ("mask_threshold", 50), ("score_threshold", -0.1)):
+            with pytest.raises(ConfigError, match=f"{name} is a probability from 0 to 1, not"):
+                model.predict(photo, **{name: value})
+        with pytest.raises(ConfigError, match="mask_threshold"):
+            model.predict(photo, mask_threshold=float("nan"))
 
     def test_drawing_takes_the_same_forms(self, model, photo):
         instances = model.predict(photo, score_threshold=0, mask_threshold=0.1)[:3]

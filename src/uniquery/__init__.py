@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from uniquery.evaluation import evaluate
+    from uniquery.experiment import train
     from uniquery.model import Model, load
     from uniquery.querying import (
         EquivarianceLoss,
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from uniquery.segmenters import build_segmenter
     from uniquery.structures import Images, Instances, Targets
     from uniquery.training.config import load_config
-    from uniquery.training.loop import train
 
 __version__ = "0.1.0"
 
@@ -58,7 +58,7 @@ _MODULES = {
     "evaluate": "evaluation",
     "load": "model",
     "load_config": "training.config",
-    "train": "training.loop",
+    "train": "experiment",
 }
 
 

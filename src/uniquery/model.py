@@ -8,6 +8,7 @@ from typing import Any, overload
 
 import torch
 
+from uniquery.data.augment import TestSize
 from uniquery.data.dataset import Category, is_panoptic
 from uniquery.data.image_input import ImageInput, as_rgb_array
 from uniquery.errors import ConfigError
@@ -86,26 +87,27 @@ class Model:
                 or a list or tuple of them.
             score_threshold: the smallest score.
             mask_threshold: the smallest probability of a mask's pixel, by default the model's own.
-            short: the short side in pixels to which the image is resized, by default the model's own test size.
+            short: the short side in pixels to which the image is resized, by default that of the model's test size;
+                the limit of the long side changes by the same factor.
 
         Returns:
             The instances of one image, or a list of them for a list.
 
         Raises:
             DataError: an image cannot be read, or has another shape or dtype.
-            ConfigError: `short` is less than 1.
+            ConfigError: `short` is less than 1, or a threshold is not in 0 to 1.
         """
         if isinstance(image, list | tuple):
             return [
                 self.predict(one, score_threshold=score_threshold, mask_threshold=mask_threshold, short=short)
                 for one in image
             ]
+        for name, threshold in (("score_threshold", score_threshold), ("mask_threshold", mask_threshold)):
+            if threshold is not None and not 0 <= threshold <= 1:
+                raise ConfigError(f"{name} is a probability from 0 to 1, not {threshold:g}.")
+        size = self._test_size(short)
         instances = predict_image(
-            self.segmenter,
-            as_rgb_array(image),
-            self._short_side(short),
-            self.info.test_size.longest,
-            mask_threshold=mask_threshold,
+            self.segmenter, as_rgb_array(image), size.short, size.longest, mask_threshold=mask_threshold
         )
         kept = instances[instances.scores >= score_threshold]
         if is_panoptic(self.categories):  # stuff has no instances
@@ -138,8 +140,8 @@ class Model:
         for name, value in (("object_threshold", object_threshold), ("overlap_threshold", overlap_threshold)):
             if value is not None and not 0 <= value <= 1:
                 raise ConfigError(f"{name} is a share from 0 to 1, not {value}.")
-        pixels = as_rgb_array(image)
-        outputs = image_outputs(self.segmenter, pixels, self._short_side(short), self.info.test_size.longest)
+        pixels, size = as_rgb_array(image), self._test_size(short)
+        outputs = image_outputs(self.segmenter, pixels, size.short, size.longest)
         (segments,) = self.segmenter.predict_panoptic(
             outputs,
             [(pixels.shape[0], pixels.shape[1])],
@@ -149,10 +151,14 @@ class Model:
         )
         return segments
 
-    def _short_side(self, short: int | None) -> int:
-        if short is not None and short < 1:
+    def _test_size(self, short: int | None) -> TestSize:
+        """The model's own test size, or one that is larger or smaller by a factor."""
+        size = self.info.test_size
+        if short is None:
+            return size
+        if short < 1:
             raise ConfigError(f"short is the short side of an image in pixels, at least 1, not {short}.")
-        return self.info.test_size.short if short is None else short
+        return TestSize(short=short, longest=max(1, round(size.longest * short / size.short)))
 
 
 def load(path: str | Path, *, device: str = "auto") -> Model:

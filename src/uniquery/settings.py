@@ -53,7 +53,7 @@ def _sentence(error: dict[str, Any], model: type[BaseModel], content: Any) -> st
     keys = _keys(error["loc"], error["type"], content)
     prefix = f"{'.'.join(keys)}: " if keys else ""
     if error["type"] == "extra_forbidden":
-        return f"{prefix}no such key.{did_you_mean(keys[-1], _all_keys(model))}"
+        return f"{prefix}no such key.{did_you_mean(keys[-1], _all_keys(model) - {keys[-1]})}"
     given = "" if isinstance(error["input"], dict | list | BaseModel) else f" (given: {error['input']!r})"
     message = error["msg"].removeprefix("Value error, ")
     hint = ""
@@ -83,7 +83,7 @@ def _keys(location: tuple[int | str, ...], error_type: str, content: Any) -> lis
     return keys
 
 
-def _all_keys(model: type[BaseModel]) -> Iterable[str]:
+def _all_keys(model: type[BaseModel]) -> set[str]:
     """The names of all fields of a model and of the models inside it."""
     models: set[type[BaseModel]] = set()
 

@@ -85,6 +85,8 @@ class Targets(_Moves):
         image_id: the image's id in its data set.
         valid: (H, W) bool, false in ignore regions (crowds, void); None means valid everywhere.
         things: (K,) bool, false for stuff; None means that all are things.
+        negative_classes: (M,) int64, the classes, besides those of the instances, whose absence is taught; None: all.
+        not_exhaustive_classes: (M,) int64, classes of which some instances are not labeled; None: there is none.
     """
 
     labels: Tensor
@@ -93,6 +95,8 @@ class Targets(_Moves):
     image_id: int = -1
     valid: Tensor | None = None
     things: Tensor | None = None
+    negative_classes: Tensor | None = None
+    not_exhaustive_classes: Tensor | None = None
 
     def __getitem__(self, index: Tensor | slice) -> Targets:
         things = None if self.things is None else self.things[index]

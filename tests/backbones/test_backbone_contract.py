@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from uniquery.backbones import BACKBONES
 from uniquery.backbones.base import STRIDES, StagedBackbone
-from uniquery.backbones.efficientnet_lite import EfficientNetLite0
+from uniquery.backbones.efficientnet_lite import EfficientNetLite
 from uniquery.backbones.resnet import ResNet
 from uniquery.backbones.swin import Swin
 from uniquery.backbones.tiny import Tiny
@@ -19,11 +19,26 @@ from uniquery.layers.norm import ConvNorm, FrozenBatchNorm2d
 SMALL = {
     "basic": lambda norm: ResNet(18, norm=norm, stem_channels=8, width=8),
     "bottleneck": lambda norm: ResNet(50, norm=norm, stem_channels=8, width=4),
+    "deformable": lambda norm: deformed(
+        ResNet(50, norm=norm, stem_channels=8, width=4, deformable_stages=("res4", "res5"))
+    ),
+    "modulated": lambda norm: deformed(
+        ResNet(50, norm=norm, stride_in_1x1=True, stem_channels=8, width=4, deformable_stages=("res3",), modulated=True)
+    ),
     "caffe": lambda norm: ResNet(50, norm=norm, stride_in_1x1=True, stem_channels=8, width=4, res2_channels=24),
-    "efficientnet_lite0": lambda norm: EfficientNetLite0(norm=norm),
+    "efficientnet_lite0": lambda norm: EfficientNetLite(0, norm=norm),
+    "efficientnet_lite2": lambda norm: EfficientNetLite(2, norm=norm),
     "swin": lambda norm: Swin(8, (2, 2, 2, 2), window=3, head_channels=4, drop_path=0.0),
     "tiny": lambda norm: Tiny(),
 }
+
+
+def deformed(resnet: ResNet) -> ResNet:
+    """With offsets that are not 0."""
+    for key, parameter in resnet.named_parameters():
+        if "conv2_offset" in key:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return resnet
 
 
 def made(name: str, norm: str = "frozen") -> StagedBackbone:

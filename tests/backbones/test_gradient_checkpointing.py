@@ -9,7 +9,7 @@ from torch import nn
 
 from uniquery.backbones import BackboneConfig, build_backbone
 from uniquery.backbones.base import StagedBackbone
-from uniquery.backbones.efficientnet_lite import EfficientNetLite0
+from uniquery.backbones.efficientnet_lite import EfficientNetLite
 from uniquery.backbones.resnet import ResNet
 from uniquery.backbones.swin import Swin
 from uniquery.backbones.tiny import Tiny
@@ -19,8 +19,9 @@ SMALL = {
     "basic, batch": lambda: ResNet(18, norm="batch", stem_channels=8, width=8),
     "basic, frozen": lambda: ResNet(18, norm="frozen", stem_channels=8, width=8),
     "bottleneck, batch": lambda: ResNet(50, norm="batch", stem_channels=8, width=4),
-    "efficientnet_lite0, batch": lambda: EfficientNetLite0(norm="batch"),
-    "efficientnet_lite0, frozen": lambda: EfficientNetLite0(norm="frozen"),
+    "deformable, batch": lambda: ResNet(50, norm="batch", stem_channels=8, width=4, deformable_stages=("res4", "res5")),
+    "efficientnet_lite0, batch": lambda: EfficientNetLite(0, norm="batch"),
+    "efficientnet_lite0, frozen": lambda: EfficientNetLite(0, norm="frozen"),
     "swin": lambda: Swin(8, (2, 2, 4, 2), window=3, head_channels=4, drop_path=0.5),
     "tiny": Tiny,
 }

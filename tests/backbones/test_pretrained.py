@@ -1,5 +1,6 @@
 """Weights from files: what is loaded, what is refused, and in which words."""
 
+import argparse
 import pickle
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from pydantic import ValidationError
 from safetensors.torch import save_file
 
 from uniquery.backbones import BackboneConfig, build_backbone
-from uniquery.backbones.efficientnet_lite import EfficientNetLite0
+from uniquery.backbones.efficientnet_lite import EfficientNetLite
 from uniquery.backbones.key_maps import efficientnet_lite_key, resnet_key
 from uniquery.backbones.pretrained import (
     TORCHVISION_FILES,
@@ -88,7 +89,7 @@ def test_detectron2_names_find_their_place(state, tmp_path, prefix, wrapper):
 def test_our_own_names_stay(state, tmp_path):
     save_file(state, tmp_path / "backbone.safetensors")
     assert len(load_weights(small(), tmp_path / "backbone.safetensors", resnet_key).loaded) == len(state)
-    names = EfficientNetLite0(norm="frozen").state_dict()
+    names = EfficientNetLite(0, norm="frozen").state_dict()
     assert [efficientnet_lite_key(key) for key in names] == list(names)
 
 
@@ -137,6 +138,32 @@ def test_a_pickle_with_code_is_refused_and_not_run(tmp_path):
         with pytest.raises(CheckpointError, match="is not a file of tensors"):
             read_weight_file(tmp_path / name)
     assert not witness.exists()
+
+
+def test_a_command_line_beside_the_weights_is_read_past(state, tmp_path):
+    arguments = argparse.Namespace(lr=2e-4, backbone="resnet18", names=["backbone.0"], eval=False)
+    torch.save({"model": state, "args": arguments, "epoch": 49}, tmp_path / "detr.pth")
+    read = read_weight_file(tmp_path / "detr.pth")
+    assert read.keys() == state.keys()
+    assert all(torch.equal(value, state[key]) for key, value in read.items())
+
+
+def test_a_command_line_that_runs_code_is_refused_and_not_run(state, tmp_path):
+    """Also one that calls an attribute, or sets one: nothing but plain values may be inside."""
+    witness = tmp_path / "executed"
+
+    class Caller(argparse.Namespace):
+        def __reduce__(self):
+            return getattr, (argparse.Namespace(), "__init__")
+
+    for arguments in (argparse.Namespace(lr=Trap(witness)), Caller(), argparse.Namespace(parser=argparse.Action)):
+        torch.save({"model": state, "args": arguments}, tmp_path / "trap.pth")
+        with pytest.raises(CheckpointError, match="is not a file of tensors"):
+            read_weight_file(tmp_path / "trap.pth")
+    assert not witness.exists()
+    torch.save({"model": state, "args": argparse.Namespace()}, tmp_path / "plain.pth")
+    with pytest.raises(pickle.UnpicklingError):  # the permission does not outlast a reading
+        torch.load(tmp_path / "plain.pth", weights_only=True)
 
 
 def test_the_efficientnet_weights_are_read_without_running_code(monkeypatch):

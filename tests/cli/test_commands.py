@@ -13,10 +13,13 @@ from safetensors.torch import save_file
 
 from helpers.small_runs import small_config
 from uniquery import demo
-from uniquery.cli import COMMANDS, build_parser, main
+from uniquery.cli import COMMANDS, build_parser, main, predict, weights
 from uniquery.data.coco_json import read_json
 from uniquery.data.scenes import ScenesConfig
 from uniquery.masks import rle
+from uniquery.model import SCORE_THRESHOLD
+from uniquery.report.predictions import FORMATS
+from uniquery.weights.convert import PROJECTS
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +64,11 @@ def test_every_command_has_help_with_an_example(capsys):
         "study",
         "report",
         "config show",
+        "config explain",
         "config list",
         "data make-scenes",
     ]
-    for name in [*names, "data check", "data preview"]:
+    for name in [*names, "data check", "data preview", "weights convert"]:
         with pytest.raises(SystemExit) as stop:
             build_parser().parse_args([*name.split(), "--help"])
         assert stop.value.code == 0
@@ -85,7 +89,9 @@ def test_every_option_has_a_help_sentence_and_says_its_default(name):
                 assert "(default: " in action.help, action
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], [], ["config", "list"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], [], ["config", "list"], *([name, "--help"] for name in COMMANDS)]
+)
 def test_what_needs_no_command_does_not_import_torch(arguments):
     code = f"""
 import sys
@@ -98,7 +104,14 @@ assert "torch" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert all(name in done.stdout for name in COMMANDS) or "--help" not in arguments
+    assert all(name in done.stdout for name in COMMANDS) or arguments != ["--help"]
+
+
+def test_options_repeat_the_defaults_of_python():
+    """They are not imported, as that would import torch."""
+    assert predict.FORMATS == FORMATS
+    assert predict.SCORE_THRESHOLD == SCORE_THRESHOLD
+    assert weights.PROJECTS == PROJECTS
 
 
 def test_the_list_of_commands_is_that_of_the_modules(capsys):
@@ -181,6 +194,31 @@ def test_predict_keeps_resolution_and_writes_all_formats(trained, tmp_path, caps
         assert rle.decode(result["segmentation"]).shape == size
 
 
+def test_predict_leaves_out_what_it_cannot_read_and_keeps_the_rest(trained, tmp_path, capsys):
+    folder, out = tmp_path / "photos", tmp_path / "out"
+    folder.mkdir()
+    for name in ("a.png", "b.png", "c.png"):
+        Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8)).save(folder / name)
+    (folder / "b.png").write_bytes((folder / "b.png").read_bytes()[:300])
+    (folder / "notes.jpg").write_text("not an image")
+    capsys.readouterr()
+    run = str(trained / "runs" / "small")
+    assert main(["predict", run, str(folder), "-o", str(out), "--score", "0"]) == 1
+    printed = capsys.readouterr()
+    assert "in 2 images, written to" in printed.out
+    assert [line.split()[:3] for line in printed.err.splitlines()] == [
+        ["warning:", "left", "out:"],
+        ["warning:", "left", "out:"],
+    ]
+    assert "b.png is not a readable image" in printed.err
+    assert "notes.jpg is not a readable image" in printed.err
+    images = json.loads((out / "images.json").read_text())["images"]
+    assert [(i["id"], i["file_name"]) for i in images] == [(1, str(folder / "a.png")), (3, str(folder / "c.png"))]
+    assert {r["image_id"] for r in json.loads((out / "results.json").read_text())} <= {1, 3}
+    assert (out / "c.overlay.png").is_file()
+    assert not (out / "b.overlay.png").exists()
+
+
 def test_report_compares_two_runs(trained, tmp_path):
     run = str(trained / "runs" / "small")
     assert main(["report", run, run, "-o", str(tmp_path / "both.html")]) == 0
@@ -214,7 +252,7 @@ def test_all_config_mistakes_are_told_at_once(capsys):
         capsys,
         "config",
         "show",
-        "demo",
+        "condinst_lite0",
         "--set",
         "trian.steps=3",
         "--set",
@@ -236,10 +274,28 @@ def test_all_config_mistakes_are_told_at_once(capsys):
         ("data.augment.0.op=flop", "flip"),
         ("nonsense", "key=value"),
         ("backbone=resnet5", "resnet50"),
+        ("data.test_size={short: 800, longest: 600}", "short is more than longest (800 and 600)"),
+        ("data.augment=[{op: short_side, range: [400, 1200], longest: 1000}]", "cannot be 1200"),
     ],
 )
 def test_config_mistakes(capsys, override, word):
     assert word in fails(capsys, "config", "show", "demo", "--set", override)
+
+
+@pytest.mark.parametrize(("options", "is_warned"), [(["--set", "model=solov2"], True), ([], False)])
+def test_a_switch_of_the_model_says_what_it_keeps(tmp_path, capsys, options, is_warned):
+    (tmp_path / "mine.yaml").write_text(
+        "model: {name: condinst, channels: 32}\nbackbone: {name: tiny, weights: random}"
+    )
+    error = fails_after_warnings(capsys, "train", tmp_path / "mine.yaml", *options)  # there is no data
+    warning = "is a configuration of condinst: solov2 gets its default size, and optim, schedule and data stay"
+    assert (warning in error) == is_warned
+
+
+def fails_after_warnings(capsys, *arguments) -> str:
+    capsys.readouterr()
+    assert main([str(a) for a in arguments]) == 2
+    return capsys.readouterr().err
 
 
 def test_unknown_configuration(capsys):
@@ -301,13 +357,69 @@ def test_checkpoints_that_are_not_ours(trained, tmp_path, capsys):
     assert "is not a uniquery model" in fails(capsys, "predict", tmp_path / "other.safetensors", photo)
 
 
-def test_classes_that_do_not_fit(trained, scenes, tmp_path, capsys):
-    other = json.loads(scenes.annotations("val").read_text())
-    other["categories"][0]["name"] = "zebra"
-    (tmp_path / "other.json").write_text(json.dumps(other))
-    run = trained / "runs" / "small"
-    error = fails(capsys, "eval", run, "--data", tmp_path / "other.json", scenes.images("val"), "--workers", "0")
-    assert "zebra" in error
+class TestClassesOfValidationData:
+    """The same rule for `train` and `eval`: no instances of unknown classes; a class without instances is fine."""
+
+    def changed(self, scenes, folder, change):
+        raw = json.loads(scenes.annotations("val").read_text())
+        change(raw)
+        (folder / "other.json").write_text(json.dumps(raw))
+        return [str(folder / "other.json"), str(scenes.images("val"))]
+
+    def train(self, scenes, folder, val, *more):
+        config = small_config(folder, scenes)
+        return ["train", str(config), "--val", *val, "--set", "train.steps=1", *more]
+
+    def test_an_unknown_class_with_instances_is_refused(self, trained, scenes, tmp_path, capsys):
+        val = self.changed(scenes, tmp_path, lambda raw: raw["categories"][0].update(name="zebra"))
+        for arguments in (
+            ["eval", trained / "runs" / "small", "--data", *val, "--workers", "0"],
+            self.train(scenes, tmp_path, val),
+        ):
+            error = fails(capsys, *arguments)
+            assert "annotations of the class 'zebra', which the training data does not have" in error
+            assert "data.classes" in error
+        assert not (tmp_path / "runs").exists()
+
+    def test_an_unknown_class_without_instances_is_not(self, trained, scenes, tmp_path):
+        val = self.changed(scenes, tmp_path, lambda raw: raw["categories"].append({"id": 99, "name": "zebra"}))
+        assert main(["eval", str(trained / "runs" / "small"), "--data", *val, "--workers", "0"]) == 0
+        assert main(self.train(scenes, tmp_path, val)) == 0
+        assert main(["eval", str(tmp_path / "runs" / "small"), "--workers", "0"]) == 0
+
+    def test_nor_a_known_one_that_the_data_does_not_have(self, trained, scenes, tmp_path):
+        def without_first(raw):
+            first = raw["categories"].pop(0)["id"]
+            raw["annotations"] = [row for row in raw["annotations"] if row["category_id"] != first]
+
+        val = self.changed(scenes, tmp_path, without_first)
+        assert main(["eval", str(trained / "runs" / "small"), "--data", *val, "--workers", "0"]) == 0
+        assert main(self.train(scenes, tmp_path, val)) == 0
+
+    def test_chosen_classes_leave_all_others_out(self, scenes, tmp_path):
+        def change(raw):
+            raw["categories"][0].update(name="zebra")
+
+        val = self.changed(scenes, tmp_path, change)
+        names = [row["name"] for row in json.loads(scenes.annotations("train").read_text())["categories"]]
+        assert main(self.train(scenes, tmp_path, val, "--set", f"data.classes=[{names[1]}]")) == 0
+        assert main(["eval", str(tmp_path / "runs" / "small"), "--workers", "0"]) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["predict", "run", "a.png", "--mask-threshold", "50"],
+        ["predict", "run", "a.png", "--score", "1.5"],
+        ["predict", "run", "a.png", "--score", "nan"],
+        ["eval", "run", "--mask-threshold", "-1"],
+    ],
+)
+def test_thresholds_are_probabilities(capsys, arguments):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert f"argument {arguments[-2]}: {arguments[-1]} is not a number from 0 to 1" in capsys.readouterr().err
 
 
 def test_predict_of_nothing(trained, capsys, tmp_path):

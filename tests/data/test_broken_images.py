@@ -148,6 +148,23 @@ class TestNames:
     def test_inside(self, name, relative):
         assert inside_root(Path("/data"), name) == Path("/data") / relative
 
+    def test_absolute_names_inside_the_folder(self, tmp_path, monkeypatch):
+        name = str(tmp_path / "images" / "sub" / "a.png")
+        assert inside_root(tmp_path / "images", name) == tmp_path / "images" / "sub" / "a.png"
+        monkeypatch.chdir(tmp_path)
+        assert inside_root(Path("images"), name) == Path("images/sub/a.png")
+        for outside in (tmp_path / "images", tmp_path / "images" / ".." / "b.png", tmp_path / "images2" / "a.png"):
+            with pytest.raises(DataError, match="does not name a file inside"):
+                inside_root(tmp_path / "images", str(outside))
+
+    def test_back_slashes_of_windows(self, tmp_path):
+        assert inside_root(tmp_path, "sub\\deep\\a.png") == tmp_path / "sub" / "deep" / "a.png"
+        for outside in ("..\\a.png", "sub\\..\\..\\a.png", "..\\..\\etc\\passwd"):
+            with pytest.raises(DataError, match="does not name a file inside"):
+                inside_root(tmp_path, outside)
+        (tmp_path / "odd\\name.png").write_text("")  # allowed on Linux, and taken as it is
+        assert inside_root(tmp_path, "odd\\name.png") == tmp_path / "odd\\name.png"
+
     @pytest.mark.parametrize(
         "name",
         [

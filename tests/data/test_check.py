@@ -11,6 +11,7 @@ from PIL import ExifTags, Image
 
 from helpers.coco_files import Content, assert_one_sentence, pixels, sound, write_images, write_json, write_set
 from uniquery.data.check import AREA_LIMITS, COUNT_LIMITS, DataReport, check_data
+from uniquery.data.coco import CocoData
 from uniquery.errors import DataError
 
 
@@ -129,6 +130,105 @@ ONE_PROBLEM = {
     ),
     "no annotations": (lambda c, _: c.pop("annotations"), "no annotations", "annotations.json has no 'annotations'"),
 }
+
+
+class TestMistakesOfTheTool:
+    """What is wrong with all masks alike stops training, and the check says it once."""
+
+    def normalized(self, content, _):
+        sizes = {row["id"]: (row["width"], row["height"]) for row in content["images"]}
+        content["annotations"] = [row for row in content["annotations"] if isinstance(row["segmentation"], list)]
+        for row in content["annotations"]:
+            width, height = sizes[row["image_id"]]
+            row["segmentation"] = [
+                [value / (height if i % 2 else width) for i, value in enumerate(part)] for part in row["segmentation"]
+            ]
+
+    def test_normalized_polygons(self, tmp_path):
+        report = report_of(tmp_path, self.normalized)
+        (problem,) = [p for p in report.problems if p.fatal]
+        assert problem.kind == "normalized polygons"
+        assert_one_sentence(problem.text)
+        assert "All 2 polygons lie in 0 to 1" in problem.text
+        assert not report.is_valid
+        with pytest.raises(DataError, match="as fractions of the image: multiply x by its width"):
+            CocoData(tmp_path / "annotations.json", tmp_path / "images")
+
+    def test_one_polygon_in_pixels_shows_that_they_are_not(self, tmp_path):
+        def change(content, images):
+            self.normalized(content, images)
+            content["annotations"][0]["segmentation"] = [[1, 1, 9, 1, 9, 7, 1, 7]]
+
+        assert report_of(tmp_path, change).is_valid
+
+    @pytest.mark.parametrize("empty", [[[5, 5, 5, 5, 5, 5]], None])
+    def test_all_masks_empty(self, tmp_path, empty):
+        def change(content, _):
+            sizes = {row["id"]: [row["height"], row["width"]] for row in content["images"]}
+            for row in content["annotations"]:
+                size = sizes[row["image_id"]]
+                row["segmentation"] = empty or {"size": size, "counts": [size[0] * size[1]]}
+
+        report = report_of(tmp_path, change)
+        (problem,) = [p for p in report.problems if p.fatal]
+        assert problem.text == "All 6 masks are empty: there is nothing to learn from."
+        with pytest.raises(DataError, match="masks are empty"):
+            CocoData(tmp_path / "annotations.json", tmp_path / "images")
+
+    def test_no_annotations_at_all_are_a_set_of_negatives(self, tmp_path):
+        assert report_of(tmp_path, lambda content, _: content["annotations"].clear()).is_valid
+
+
+class TestHints:
+    def test_images_in_another_folder(self, tmp_path):
+        path, images = write_set(tmp_path)
+        (tmp_path / "deep").mkdir()
+        moved = images.rename(tmp_path / "deep" / "images")
+        for given, near in (
+            (tmp_path, None),  # two below, beside others
+            (tmp_path / "deep", moved),
+            (moved / "sub", moved),
+        ):
+            report = check_data(path, given)
+            (hint,) = [problem for problem in report.problems if problem.kind == "image folder"]
+            assert f"but in {near or moved}: give that folder." in hint.text
+            assert not report.is_valid
+            with pytest.raises(DataError, match=f"It is in {near or moved}: give that folder"):
+                CocoData(path, given).check_files_exist()
+
+    def test_no_hint_where_nothing_is_found(self, tmp_path):
+        path, images = write_set(tmp_path)
+        (images / "a.png").unlink()
+        report = check_data(path, images)
+        assert kinds(report) == {"missing file": 1}
+
+    def test_absolute_names_and_back_slashes_are_read(self, tmp_path):
+        def change(content, images):
+            for row in content["images"][::2]:
+                row["file_name"] = str(images / row["file_name"])
+            content["images"][1]["file_name"] = content["images"][1]["file_name"].replace("/", "\\")
+
+        assert report_of(tmp_path, change).is_valid
+        assert CocoData(tmp_path / "annotations.json", tmp_path / "images").read(1).shape == (30, 20, 3)
+
+    @pytest.mark.parametrize("table", ["images", "categories", "annotations"])
+    def test_ids_in_quotes_are_explained(self, tmp_path, table):
+        report = report_of(tmp_path, lambda content, _: content[table][0].update(id="5"))
+        assert any("'5' is a text: write numbers without quotes." in p.text for p in report.problems)
+        assert all(p.text.isprintable() for p in report.problems)
+
+    @pytest.mark.parametrize(("largest", "is_warned"), [(4095, True), (200, False), (40000, False)])
+    def test_sixteen_bits_of_which_few_are_used(self, tmp_path, largest, is_warned):
+        def change(_content, images):
+            values = np.linspace(0, largest, 16 * 18).reshape(16, 18).astype(np.uint16)
+            Image.fromarray(values).save(images / "nothing.png")
+
+        report = report_of(tmp_path, change)
+        assert report.is_valid
+        assert kinds(report) == ({"bits": 1} if is_warned else {})
+        if is_warned:
+            assert_one_sentence(report.problems[0].text)
+            assert "reach only 4095 of 65535" in report.problems[0].text
 
 
 class TestProblems:

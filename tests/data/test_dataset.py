@@ -136,7 +136,7 @@ class TestProtocol:
     def test_coco_data_is_a_data_set(self, tmp_path):
         data: Dataset = changed_set(tmp_path, lambda c: None)
         members = [name for name in vars(Dataset) if not name.startswith("_")]
-        assert len(members) == 13
+        assert len(members) == 16
         assert all(hasattr(data, name) for name in members)
         assert isinstance(data.ground_truth(), GroundTruth)
 
@@ -236,11 +236,12 @@ class TestExtraColumns:
         categories = data.ground_truth().categories
         assert list(categories.items()) == [(5, {"id": 5, "name": "cell"}), (90, {"id": 90, "name": "dust", **extras})]
 
-    def test_they_do_not_change_the_checksum(self, tmp_path):
-        """Training does not read them."""
+    def test_only_those_that_training_reads_change_the_checksum(self, tmp_path):
         plain = changed_set(tmp_path, lambda c: None)
-        extra = changed_set(tmp_path, lambda c: c["images"][1].update(self.EXTRAS))
-        assert plain.checksum() == extra.checksum()
+        url = changed_set(tmp_path, lambda c: c["images"][1].update(coco_url=URL))
+        lists = changed_set(tmp_path, lambda c: c["images"][1].update(neg_category_ids=[5, 90]))
+        assert plain.checksum() == url.checksum()
+        assert plain.checksum() != lists.checksum()
 
     @pytest.mark.realdata
     def test_of_lvis(self, tmp_path):

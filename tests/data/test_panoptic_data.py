@@ -12,11 +12,13 @@ from helpers.coco_files import assert_one_sentence, write_set
 from helpers.panoptic_files import CAT, CONTENT, CROWD, DOG, SKY, maps, panoptic_set, save_ids, write_panoptic
 from helpers.reference import reference
 from uniquery.cli import main
+from uniquery.data import coco_json
 from uniquery.data.augment import CopyPaste
 from uniquery.data.batch import LoadedSample, collate
 from uniquery.data.check import check_data
 from uniquery.data.coco import CocoData
 from uniquery.data.dataset import Category, is_panoptic
+from uniquery.data.json_stream import JsonStream
 from uniquery.data.open import open_data
 from uniquery.data.panoptic import PanopticData
 from uniquery.errors import DataError
@@ -99,6 +101,28 @@ class TestDataset:
         assert panoptic_set(tmp_path).instances_per_image().tolist() == [3, 1, 0]
         assert panoptic_set(tmp_path, keep_empty=False).image_ids.tolist() == [7, 0]
         assert panoptic_set(tmp_path, keep_empty=False, classes=["dog"]).image_ids.tolist() == [7]
+
+    def test_classes_of_images(self, tmp_path):
+        images, labels = panoptic_set(tmp_path, classes=["sky", "cat"]).image_classes()
+        assert list(zip(images.tolist(), labels.tolist(), strict=True)) == [(0, 0), (0, 1), (1, 0)]
+
+    def test_other_classes_are_counted_and_some_may_be_missing(self, tmp_path):
+        assert panoptic_set(tmp_path).unused == {}
+        data = panoptic_set(tmp_path, classes=["sea", "sky"], allow_missing=True)
+        assert data.classes == ["sky"]
+        assert data.unused == {"cat": 2, "dog": 1}
+        with pytest.raises(DataError, match="has no class 'sea'"):
+            panoptic_set(tmp_path, classes=["sea", "sky"])
+
+    def test_a_large_json_gives_the_same(self, tmp_path, monkeypatch):
+        path, images = write_panoptic(tmp_path)
+        small, report = open_data(path, images), check_data(path, images)
+        monkeypatch.setattr(coco_json, "LARGE_FILE", 0)
+        large = open_data(path, images)
+        assert isinstance(coco_json.read_json(path)["annotations"], JsonStream)
+        assert large.checksum() == small.checksum()
+        assert large.ground_truth() == small.ground_truth()
+        assert check_data(path, images) == report
 
     def test_ground_truth_has_crowds(self, tmp_path):
         truth = panoptic_set(tmp_path).ground_truth()
@@ -261,6 +285,18 @@ class TestCheck:
         assert "6×7" in texts[2]
         assert len(check_data(path, images, read_pixels=False).problems) == 2
         assert main(["data", "check", str(path), str(images)]) == 1
+
+    def test_the_verdict_says_when_training_would_stop(self, tmp_path):
+        path, images = write_panoptic(tmp_path)
+        save_ids(tmp_path / "annotations" / "a.png", np.full((12, 16), 300))
+        assert check_data(path, images).verdict.startswith("Training would start")
+        (tmp_path / "annotations" / "void.png").unlink()
+        assert check_data(path, images).verdict.startswith("Training would not start")
+
+    def test_the_right_image_folder_is_hinted_at(self, tmp_path):
+        path, images = write_panoptic(tmp_path)
+        texts = [problem.text for problem in check_data(path, images / "sub").problems if not problem.fatal]
+        assert texts == [f"a.png is not in {images / 'sub'}, but in {images}: give that folder."]
 
     def test_a_segment_without_pixels_is_a_warning(self, tmp_path):
         def add(content):

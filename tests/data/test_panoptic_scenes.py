@@ -95,6 +95,11 @@ class TestFiles:
         with pytest.raises(DataError, match="PNG files of annotations/val are missing"):
             make_scenes(files.root, CONFIG)
 
+    def test_annotations_have_one_form(self, tmp_path, capsys):
+        sets = ["--set", "panoptic=true", "--set", "lvis=true"]
+        assert main(["data", "make-scenes", str(tmp_path / "scenes"), *sets]) == 2
+        assert "lvis and panoptic are two forms" in capsys.readouterr().err
+
     def test_scenes_without_stuff_are_not_taken_for_panoptic_ones(self, tmp_path):
         plain = CONFIG.model_copy(update={"panoptic": False})
         files = make_scenes(tmp_path / "scenes", plain)

@@ -288,7 +288,7 @@ class TestFiles:
 
         files = make_scenes(tmp_path / "scenes", SMALL, overtake)
         assert json.loads(files.annotations("val").read_text())["info"]["config"] == SMALL.model_dump(
-            exclude={"panoptic"}
+            exclude={"lvis", "panoptic"}
         )
         assert [path.name for path in tmp_path.iterdir()] == ["scenes"]
 

@@ -133,7 +133,7 @@ class TestOpening:
         with pytest.raises(UserError, match="no validation data of its own: add --data"):
             open_model_and_data(file)
         opened = open_model_and_data(file, (scenes.annotations("val"), scenes.images("val")))
-        assert opened.max_detections == 100
+        assert (opened.max_detections, opened.protocol) == (None, None)
 
 
 def test_a_preview_has_a_row_for_each_image(scenes):

@@ -24,7 +24,7 @@ ALGORITHM = ["querying.inter={capacity: 40, sampling: {count: 3}}", "querying.eq
 def start(arguments: list[str], output: Path) -> BaseProcess:
     """`uniquery …` in a process that is forked from one where everything is imported; its output goes to a file."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["uniquery.cli.train", *_LATE_IMPORTS])
+    context.set_forkserver_preload(["uniquery.training.loop", "uniquery.report.build", *_LATE_IMPORTS])
     process = context.Process(target=_run, args=(arguments, output))
     process.start()
     return process

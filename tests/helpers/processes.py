@@ -74,3 +74,17 @@ def _gradients(objective: torch.nn.Module, part: slice) -> dict[str, Any]:
     torch.stack(list(losses.values())).sum().backward()
     gradients = {name.removeprefix("module."): p.grad for name, p in objective.named_parameters()}
     return {"gradients": gradients, "losses": {name: loss.detach() for name, loss in losses.items()}}
+
+
+def half_of_a_batch(name: str, changes: dict[str, Any], rank: int) -> dict[str, Any]:
+    """The gradients of a segmenter's own losses under DDP, on each of two processes' half of a batch."""
+    return _gradients(DistributedDataParallel(UniqueQuerying(small(name, **changes).double())), _half(rank))
+
+
+def both_halves(name: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """The gradients of one process on the whole batch."""
+    return _gradients(UniqueQuerying(small(name, **changes).double()), slice(None))
+
+
+def _half(rank: int) -> slice:
+    return slice(2 * rank, 2 * rank + 2)

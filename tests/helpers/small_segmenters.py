@@ -12,6 +12,9 @@ from uniquery.segmenters import build_segmenter
 from uniquery.segmenters.condinst import CondInstConfig
 from uniquery.segmenters.mask2former import Mask2FormerConfig
 from uniquery.segmenters.solov2 import SOLOv2Config
+from uniquery.segmenters.solq import SOLQConfig
+from uniquery.segmenters.sotr import SOTRConfig
+from uniquery.segmenters.sparseinst import SparseInstConfig
 from uniquery.structures import Images, Targets
 
 NUM_CLASSES = 3
@@ -38,11 +41,43 @@ SMALL = {
         score_threshold=0.0,
         final_threshold=0.0,
     ),
+    "sotr": SOTRConfig(
+        channels=32,
+        layers=2,
+        heads=4,
+        mask_channels=32,
+        kernel_channels=32,
+        grids=(12, 10, 8, 6, 4),
+        size_ranges=((0, 24), (12, 36), (24, 48), (36, 72), (48, 2048)),
+        score_threshold=0.0,
+        final_threshold=0.0,
+    ),
+    "sparseinst": SparseInstConfig(
+        queries=30, channels=16, head_channels=16, head_convs=1, kernel_channels=16, score_threshold=0.0
+    ),
+    "solq": SOLQConfig(
+        queries=48,
+        channels=32,
+        heads=4,
+        encoder_layers=1,
+        decoder_layers=3,
+        width=64,
+        mask_size=32,
+        vector_length=64,
+        vector_width=256,
+    ),
 }
 SILENT: dict[str, dict[str, Any]] = {  # settings under which nothing is predicted
     "condinst": {"score_threshold": 1.0},
     "mask2former": {"mask_threshold": 1 - 1e-12},
     "solov2": {"score_threshold": 1.0},
+    "sotr": {"score_threshold": 1.0},
+    "sparseinst": {"score_threshold": 1.0},
+    "solq": {"mask_threshold": 1 - 1e-12},
+}
+
+EXACT_GRADIENT: dict[str, dict[str, Any]] = {  # settings under which no gradient is stopped on purpose
+    "solq": {"decoder_layers": 1}  # boxes are constants to the next layer
 }
 
 

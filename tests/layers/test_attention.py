@@ -31,3 +31,29 @@ def test_perceptron():
     layers, x = MLP(4, 3), torch.randn(2, 4)
     first, second, third = layers
     torch.testing.assert_close(layers(x), third(second(first(x).clamp(min=0)).clamp(min=0)))
+
+
+def test_perceptron_of_other_widths():
+    layers, x = MLP(4, 3, 7, 2), torch.randn(2, 4)
+    assert [layer.weight.shape for layer in layers] == [(7, 4), (7, 7), (2, 7)]
+    first, second, third = layers
+    torch.testing.assert_close(layers(x), third(second(first(x).clamp(min=0)).clamp(min=0)))
+
+
+@pytest.mark.parametrize("layer", [FeedForward(8, 16, dropout=0.5), Attention(8, 2, dropout=0.5)])
+def test_dropout_only_in_training(layer):
+    x = torch.randn(2, 3, 8)
+    arguments = (x, torch.zeros_like(x), x, x) if isinstance(layer, Attention) else (x,)
+    torch.manual_seed(0)
+    assert not torch.equal(layer(*arguments), layer(*arguments))
+    layer.eval()
+    assert torch.equal(layer(*arguments), layer(*arguments))
+
+
+def test_dropout_keeps_the_mean():
+    layer = FeedForward(4, 64, dropout=0.3)
+    layer.norm = nn.Identity()
+    x = torch.randn(1, 4)
+    torch.manual_seed(0)
+    mean = layer(x.expand(200_000, 4)).mean(0)
+    torch.testing.assert_close(mean, layer.eval()(x)[0], rtol=0.02, atol=0.02)

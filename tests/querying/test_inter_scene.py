@@ -1,6 +1,7 @@
 """L_inter against naive loops, in value and gradient."""
 
 import math
+import threading
 from dataclasses import dataclass, replace
 
 import pytest
@@ -266,3 +267,51 @@ def test_a_query_whose_negatives_are_all_excluded_has_no_loss():
     value.backward()
     assert value.item() == 0
     assert not queries.embeddings.grad.any()
+
+
+@pytest.fixture
+def three_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize("scale", [0.5, None])
+@pytest.mark.parametrize("pairs_at_once", [10, 60, 10**6])  # twelve chunks, two (fewer than threads), one
+def test_threads_change_nothing_but_the_order_of_sums(scale, pairs_at_once):
+    queries, ids, stored = make()
+    offsets = torch.tensor([0.3, -1.0, 0.0, 2.0, -0.5], dtype=torch.float64, requires_grad=True)
+    module = InterSceneLoss(dot_product_scale=scale, pairs_at_once=pairs_at_once)
+    similarity = lambda q, p: 0.5 * q.embeddings @ p.embeddings.T  # noqa: E731
+    results = []
+    for _ in range(2):
+        value = module(queries, ids, stored, similarity, offsets=offsets)
+        results.append((value.detach(), *torch.autograd.grad(value, (queries.embeddings, offsets))))
+        assert torch.get_num_threads() == 3
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    torch.set_num_threads(1)
+    value = module(queries, ids, stored, similarity, offsets=offsets)
+    alone = (value.detach(), *torch.autograd.grad(value, (queries.embeddings, offsets)))
+    for one, other in zip(results[0], alone, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_an_error_in_a_thread_is_raised_and_the_number_of_threads_restored():
+    queries, ids, stored = make()
+
+    def similarity(q, p):
+        if len(p) > 1:
+            raise RuntimeError("no such pixels")
+        return q.embeddings @ p.embeddings.T
+
+    with pytest.raises(RuntimeError, match="no such pixels"):
+        InterSceneLoss(pairs_at_once=10)(queries, ids, stored, similarity)
+    assert torch.get_num_threads() == 3
+    started_later = []
+    thread = threading.Thread(target=lambda: started_later.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert started_later == [3]

@@ -145,7 +145,7 @@ def test_another_headline_than_ap(tmp_path):
     run = load_run(tmp_path / "a")
     evaluation = EvalLine.model_validate(line)
     page = Page(render([(replace(run, evals=(evaluation,)), [])], "t"))
-    assert {"PQ", "SQ", "RQ", "PQth", "40.0", "Best PQ", "PQ of each class at the last evaluation, in percent."} <= {
+    assert {"PQ", "SQ", "RQ", "PQth", "40.0", "Best PQ", "PQ of each class at the best evaluation, in percent."} <= {
         *page.texts
     }
     assert "AP" not in page.texts
@@ -171,6 +171,18 @@ def test_pictures_of_the_same_name_share_a_row(tmp_path):
 def test_pictures_with_one_name_in_one_run_are_both_kept(tmp_path):
     page = Page(render([(make_run(tmp_path / "a"), [example("x"), example("x")])], "t"))
     assert page.tags.count("img") == 4
+
+
+def test_classes_and_pictures_are_of_the_best_weights(tmp_path):
+    run = make_run(tmp_path / "a", ap=30.0)
+    (best,) = run.evals
+    later = best.model_copy(update={"step": 9, "metrics": {"AP": 10.0}, "per_class": {"cat": 11.5, "dog": 12.5}})
+    html = render([(replace(run, evals=[best, later]), [example()])], "a")
+    section = html.partition("<h2>Classes</h2>")[2]
+    assert "of each class at the best evaluation" in section
+    assert "30.0" in section
+    assert "11.5" not in section
+    assert "Predictions of the best weights with a score of at least 0.5." in html
 
 
 def test_many_classes_are_folded_and_sorted(tmp_path):

@@ -12,7 +12,7 @@ from helpers.reference import reference
 from helpers.small_segmenters import NUM_CLASSES, drawn, small
 from uniquery.backbones.resnet import ResNet
 from uniquery.layers.resize import aligned_bilinear
-from uniquery.segmenters.condinst import CondInst, CondInstConfig
+from uniquery.segmenters.condinst import CondInst, CondInstConfig, FCOSHead
 from uniquery.weights.foreign.adelaidet import condinst_names
 
 SIZES = ((96, 128), (70, 90))
@@ -269,3 +269,34 @@ def test_the_originals_names_cover_the_full_model():
         model = CondInst(ResNet(50, norm="frozen", stride_in_1x1=True), 80)
     ours = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     assert {name: tuple(tensor.shape) for name, tensor in condinst_names(foreign).items()} == ours
+
+
+@pytest.mark.parametrize("channels", [32, 256], ids=["plain convolutions", "winograd"])
+def test_the_head_is_its_layers_one_by_one(channels):
+    """With 256 channels it computes by Winograd's algorithm, and always three predictions in one convolution."""
+    torch.manual_seed(0)
+    head = FCOSHead(channels, 2, 3, 4).double()
+    for parameter in head.parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.02)
+    levels = [torch.randn(2, channels, *size, dtype=torch.float64) for size in ((6, 8), (3, 5), (2, 2), (1, 1))]
+    outputs = head([x.clone() for x in levels])
+
+    def conv(layer, x):
+        return F.conv2d(x, layer.weight, layer.bias, padding=1)
+
+    def tower(layers, x):
+        for layer in layers:
+            x = conv(layer, x) if hasattr(layer, "kernel_size") else layer(x)
+        return x
+
+    assert len(outputs) == 4
+    for i, x in enumerate(levels):
+        boxes = tower(head.box_tower, x)
+        expected = (
+            conv(head.classes, tower(head.class_tower, x)),
+            (conv(head.distances, boxes) * head.scales[i]).relu(),
+            conv(head.centerness, boxes),
+            conv(head.controller, boxes),
+        )
+        for ours, wanted in zip(outputs, expected, strict=True):
+            torch.testing.assert_close(ours[i], wanted, rtol=1e-9, atol=1e-9)

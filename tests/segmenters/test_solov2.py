@@ -16,12 +16,13 @@ from helpers.reference import reference
 from helpers.small_segmenters import NUM_CLASSES, drawn, small
 from uniquery import parallel
 from uniquery.backbones.resnet import ResNet
-from uniquery.layers.winograd import SharedConv3x3, Winograd
+from uniquery.layers import winograd
+from uniquery.layers.winograd import Winograd
 from uniquery.masks.geometry import mask_boxes
 from uniquery.masks.losses import dice
 from uniquery.masks.paste import rle_boxes
 from uniquery.masks.suppression import matrix_nms
-from uniquery.segmenters import grid, solov2
+from uniquery.segmenters import grid, grid_segmenter
 from uniquery.segmenters.grid import find_peaks, positive_cells, quarter_masks
 from uniquery.segmenters.solov2 import SOLOv2, SOLOv2Config
 from uniquery.structures import Images, Queries, Targets
@@ -183,16 +184,16 @@ class TestLosses:
         whole = gradients(model, images, targets)
         said = [[], []]
         for mine, half in zip(said, halves, strict=True):
-            for module in (parallel, solov2):
+            for module in (parallel, grid_segmenter):
                 monkeypatch.setattr(module, "all_reduce_mean", lambda v, mine=mine: mine.append(v) or v)
             gradients(model, *half)
         means = [(a + b) / 2 for a, b in zip(*said, strict=True)]
-        for module in (parallel, solov2):
+        for module in (parallel, grid_segmenter):
             monkeypatch.setattr(module, "get_world_size", lambda: 2)
         parts = []
         for half in halves:
             told = iter(means)
-            for module in (parallel, solov2):
+            for module in (parallel, grid_segmenter):
                 monkeypatch.setattr(module, "all_reduce_mean", lambda _, told=told: next(told))
             parts.append(gradients(model, *half))
         for name, gradient in whole.items():
@@ -235,7 +236,7 @@ class TestForward:
         outputs, found = model(batch[0]), gradients(model, *batch)
         assert sorted(shape[1] for shape in calls[:4]) == [256, 256, 256, 258]  # all of both towers
         calls.clear()
-        monkeypatch.setattr(SharedConv3x3, "_use_winograd", lambda *_: False)
+        monkeypatch.setattr(winograd, "_use_winograd", lambda *_: False)
         expected, wanted = model(batch[0]), gradients(model, *batch)
         assert not calls
         close = {"rtol": 1e-9, "atol": 1e-11}

@@ -79,6 +79,34 @@ optim: {name: adamw, lr: 2.0e-3, weight_decay: 0.01, norm_weight_decay: 0.0, bac
 schedule: {name: polynomial, power: 0.9, warmup_steps: 50}
 train: {steps: 1500, batch_size: 8, ema: 0.99, eval_every: 500, save_every: 500, log_every: 20}
 """,
+    "scenes/lvis_solov2_lite0": """
+name: scenes_lvis_solov2
+model:
+  name: solov2
+  channels: 64
+  head_channels: 96
+  head_convs: 2
+  mask_channels: 64
+  kernel_channels: 64
+  grids: [24, 16, 12, 8]
+  size_ranges: [[1, 36], [24, 64], [48, 112], [80, 2048]]
+  max_queries: 400
+  score_threshold: 1.0e-4
+  final_threshold: 1.0e-4
+  max_detections: 300
+backbone: {name: efficientnet_lite0, weights: imagenet, norm: frozen, frozen_stages: 1}
+data:
+  sampling: {name: repeat_factor, threshold: 0.25}
+  augment:
+    - {op: flip, p: 0.5}
+    - {op: flip, p: 0.5, axis: vertical}
+    - {op: scale_jitter, range: [0.9, 1.5], size: 192}
+  test_size: {short: 192, longest: 192}
+  workers: 1
+optim: {name: adamw, lr: 2.0e-3, weight_decay: 0.01, norm_weight_decay: 0.0, backbone_lr_factor: 0.3, clip_norm: 10.0}
+schedule: {name: polynomial, power: 0.9, warmup_steps: 50}
+train: {steps: 1500, batch_size: 8, ema: 0.99, eval_every: 500, save_every: 500, log_every: 20}
+""",
     "voc/solov2_lite0": """
 name: voc_solov2
 model:
@@ -86,6 +114,68 @@ model:
   channels: 64
   head_channels: 96
   head_convs: 2
+  mask_channels: 64
+  kernel_channels: 64
+  grids: [24, 16, 12, 8]
+  size_ranges: [[1, 48], [32, 80], [64, 144], [112, 2048]]
+  max_queries: 400
+backbone: {name: efficientnet_lite0, weights: imagenet, norm: frozen, frozen_stages: 1}
+data:
+  augment:
+    - {op: flip, p: 0.5}
+    - {op: scale_jitter, range: [0.8, 1.25], size: 192}
+  test_size: {short: 192, longest: 192}
+  workers: 0
+optim: {name: adamw, lr: 1.0e-3, weight_decay: 0.01, norm_weight_decay: 0.0, backbone_lr_factor: 0.3, clip_norm: 10.0}
+schedule: {name: polynomial, power: 0.9, warmup_steps: 50}
+train: {steps: 3200, batch_size: 8, ema: 0.99, eval_every: 800, save_every: 400, log_every: 100}
+""",
+    "sotr_r101": """
+name: sotr_r101
+model: sotr
+backbone: {name: resnet101, weights: imagenet, norm: frozen, frozen_stages: 2}
+data:
+  ignore_crowd: false
+  augment:
+    - {op: short_side, range: [640, 800], longest: 1333}
+    - {op: flip, p: 0.5}
+  test_size: {short: 800, longest: 1333}
+  workers: 4
+optim: {name: sgd, lr: 0.01, lr_batch: 8, momentum: 0.9, weight_decay: 1.0e-4}
+schedule: {name: multistep, milestones: [0.7, 0.8333], warmup_steps: 1000, warmup_factor: 0.01}
+train: {epochs: 20.3, batch_size: 8, eval_every: 20000, save_every: 2000, log_every: 20}
+""",
+    "scenes/sotr_lite0": """
+name: scenes_sotr
+model:
+  name: sotr
+  channels: 64
+  layers: 2
+  heads: 4
+  mask_channels: 64
+  kernel_channels: 64
+  grids: [24, 16, 12, 8]
+  size_ranges: [[1, 36], [24, 64], [48, 112], [80, 2048]]
+  max_queries: 400
+backbone: {name: efficientnet_lite0, weights: imagenet, norm: frozen, frozen_stages: 1}
+data:
+  augment:
+    - {op: flip, p: 0.5}
+    - {op: flip, p: 0.5, axis: vertical}
+    - {op: scale_jitter, range: [0.9, 1.5], size: 192}
+  test_size: {short: 192, longest: 192}
+  workers: 1
+optim: {name: adamw, lr: 2.0e-3, weight_decay: 0.01, norm_weight_decay: 0.0, backbone_lr_factor: 0.3, clip_norm: 10.0}
+schedule: {name: polynomial, power: 0.9, warmup_steps: 50}
+train: {steps: 1500, batch_size: 8, ema: 0.99, eval_every: 500, save_every: 500, log_every: 20}
+""",
+    "voc/sotr_lite0": """
+name: voc_sotr
+model:
+  name: sotr
+  channels: 64
+  layers: 2
+  heads: 4
   mask_channels: 64
   kernel_channels: 64
   grids: [24, 16, 12, 8]
@@ -125,6 +215,65 @@ data:
 optim: {name: adamw, lr: 5.0e-4, weight_decay: 0.05, norm_weight_decay: 0.0, backbone_lr_factor: 0.3, clip_norm: 5.0}
 schedule: {name: polynomial, power: 0.9, warmup_steps: 100}
 train: {steps: 1500, batch_size: 8, ema: 0.99, eval_every: 500, save_every: 500, log_every: 20}
+""",
+    "sparseinst_r50_dcn": """
+name: sparseinst_r50_dcn
+model: sparseinst
+backbone: {name: resnet50, weights: imagenet, norm: frozen, frozen_stages: 0, deformable_stages: [res4, res5]}
+data:
+  ignore_crowd: false
+  augment:
+    - {op: crop, p: 0.5, range: [0.6, 1.0]}
+    - {op: short_side, range: [416, 640], longest: 853}
+    - {op: flip, p: 0.5}
+  test_size: {short: 640, longest: 853}
+  workers: 4
+optim: {name: adamw, lr: 5.0e-5, lr_batch: 64, weight_decay: 0.05, norm_weight_decay: 0.0}
+schedule: {name: multistep, milestones: [0.7778, 0.9259], warmup_steps: 1000, warmup_factor: 0.001}
+train: {steps: 270000, batch_size: 64, eval_every: 10000, save_every: 2000, log_every: 20}
+""",
+    "scenes/sparseinst_lite0": """
+name: scenes_sparseinst
+model:
+  name: sparseinst
+  queries: 40
+  channels: 64
+  head_channels: 64
+  head_convs: 4
+  kernel_channels: 64
+  norm: group
+backbone: {name: efficientnet_lite0, weights: imagenet, norm: frozen, frozen_stages: 1}
+data:
+  augment:
+    - {op: flip, p: 0.5}
+    - {op: flip, p: 0.5, axis: vertical}
+    - {op: scale_jitter, range: [0.9, 1.5], size: 192}
+  test_size: {short: 192, longest: 192}
+  workers: 1
+optim: {name: adamw, lr: 1.0e-3, weight_decay: 0.05, norm_weight_decay: 0.0, backbone_lr_factor: 0.3, clip_norm: 5.0}
+schedule: {name: polynomial, power: 0.9, warmup_steps: 100}
+train: {steps: 1500, batch_size: 8, ema: 0.99, eval_every: 500, save_every: 500, log_every: 20}
+""",
+    "voc/sparseinst_lite0": """
+name: voc_sparseinst
+model:
+  name: sparseinst
+  queries: 40
+  channels: 64
+  head_channels: 64
+  head_convs: 4
+  kernel_channels: 64
+  norm: group
+backbone: {name: efficientnet_lite0, weights: imagenet, norm: frozen, frozen_stages: 1}
+data:
+  augment:
+    - {op: flip, p: 0.5}
+    - {op: scale_jitter, range: [0.8, 1.25], size: 192}
+  test_size: {short: 192, longest: 192}
+  workers: 0
+optim: {name: adamw, lr: 1.0e-3, weight_decay: 0.05, norm_weight_decay: 0.0, backbone_lr_factor: 0.3, clip_norm: 5.0}
+schedule: {name: polynomial, power: 0.9, warmup_steps: 100}
+train: {steps: 3200, batch_size: 8, ema: 0.99, eval_every: 800, save_every: 400, log_every: 100}
 """,
     "scenes/panoptic_mask2former_lite0": """
 name: scenes_panoptic_mask2former
@@ -179,6 +328,94 @@ optim: {name: adamw, lr: 2.0e-3, weight_decay: 0.01, norm_weight_decay: 0.0, bac
 schedule: {name: polynomial, power: 0.9, warmup_steps: 100}
 train: {steps: 1000, batch_size: 4, ema: 0.99, eval_every: 500, save_every: 500, log_every: 50}
 eval: {max_detections: 200}
+""",
+    "solq_swin_large": """
+name: solq_swin_large
+model: solq
+backbone: {name: swin_large, weights: imagenet}
+data:
+  ignore_crowd: false
+  augment:
+    - {op: flip, p: 0.5}
+    - {op: crop, p: 0.5, range: [0.6, 1.0]}
+    - {op: short_side, range: [416, 1088], longest: 1333}
+  test_size: {short: 800, longest: 1333}
+  workers: 4
+optim:
+  name: adamw
+  lr: 2.0e-4
+  lr_batch: 32
+  weight_decay: 1.0e-4
+  backbone_lr_factor: 0.1
+  clip_norm: 0.1
+  layers: {offsets: {lr_factor: 0.1}, reference_points: {lr_factor: 0.1}}
+schedule: {name: multistep, milestones: [0.8], warmup_steps: 0}
+train: {epochs: 50, batch_size: 32, eval_every: 10000, save_every: 2000, log_every: 20}
+""",
+    "scenes/solq_lite0": """
+name: scenes_solq
+model:
+  name: solq
+  queries: 40
+  channels: 96
+  heads: 4
+  encoder_layers: 2
+  decoder_layers: 4
+  width: 256
+  dropout: 0.0
+  mask_size: 32
+  vector_length: 64
+  vector_width: 256
+backbone: {name: efficientnet_lite0, weights: imagenet, norm: frozen, frozen_stages: 1}
+data:
+  augment:
+    - {op: flip, p: 0.5}
+    - {op: flip, p: 0.5, axis: vertical}
+    - {op: scale_jitter, range: [0.9, 1.5], size: 192}
+  test_size: {short: 192, longest: 192}
+  workers: 1
+optim:
+  name: adamw
+  lr: 1.0e-3
+  weight_decay: 0.05
+  norm_weight_decay: 0.0
+  backbone_lr_factor: 0.3
+  clip_norm: 5.0
+  layers: {offsets: {lr_factor: 0.1}}
+schedule: {name: polynomial, power: 0.9, warmup_steps: 100}
+train: {steps: 2000, batch_size: 8, ema: 0.99, eval_every: 500, save_every: 500, log_every: 20}
+""",
+    "voc/solq_lite0": """
+name: voc_solq
+model:
+  name: solq
+  queries: 40
+  channels: 96
+  heads: 4
+  encoder_layers: 2
+  decoder_layers: 4
+  width: 256
+  dropout: 0.0
+  mask_size: 32
+  vector_length: 64
+  vector_width: 256
+backbone: {name: efficientnet_lite0, weights: imagenet, norm: frozen, frozen_stages: 1}
+data:
+  augment:
+    - {op: flip, p: 0.5}
+    - {op: scale_jitter, range: [0.8, 1.25], size: 192}
+  test_size: {short: 192, longest: 192}
+  workers: 0
+optim:
+  name: adamw
+  lr: 1.0e-3
+  weight_decay: 0.05
+  norm_weight_decay: 0.0
+  backbone_lr_factor: 0.3
+  clip_norm: 5.0
+  layers: {offsets: {lr_factor: 0.1}}
+schedule: {name: polynomial, power: 0.9, warmup_steps: 100}
+train: {steps: 3200, batch_size: 8, ema: 0.99, eval_every: 800, save_every: 400, log_every: 100}
 """,
 }
 

@@ -17,6 +17,9 @@ TERMS = {
     "condinst": {"loss_class", "loss_box", "loss_centerness", "loss_mask"},
     "mask2former": {"loss_class", "loss_mask", "loss_dice", "loss_auxiliary"},
     "solov2": {"loss_class", "loss_mask"},
+    "sotr": {"loss_class", "loss_mask"},
+    "sparseinst": {"loss_class", "loss_mask", "loss_dice", "loss_objectness"},
+    "solq": {"loss_class", "loss_box", "loss_giou", "loss_vector", "loss_auxiliary"},
 }
 
 

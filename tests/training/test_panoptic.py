@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,11 +23,13 @@ from uniquery.cli import main
 from uniquery.data.batch import LoadedSample, collate
 from uniquery.data.open import open_data
 from uniquery.data.scenes import ScenesConfig, make_scenes
-from uniquery.errors import ConfigError
+from uniquery.errors import ConfigError, DataError
+from uniquery.evaluation.panoptic import predict_panoptic_dataset
 from uniquery.querying import EquivarianceSettings, InterSceneSettings, UniqueQuerying
 from uniquery.segmenters import build_segmenter
 from uniquery.training.config import load_config
 from uniquery.training.loop import train
+from uniquery.training.model_and_data import open_model_and_data
 from uniquery.training.run_folder import RunFolder
 
 SETTINGS = ScenesConfig(train_images=8, val_images=4, size=64, classes=2, crowding=3, panoptic=True)
@@ -94,6 +97,8 @@ class TestRun:
     def test_thresholds_of_masks_are_refused(self, run, capsys):
         assert main(["eval", str(run), "--sweep-threshold"]) == 2
         assert "--sweep-threshold is for instances" in capsys.readouterr().err
+        assert main(["eval", str(run), "--protocol", "coco"]) == 2
+        assert "--protocol is for instances" in capsys.readouterr().err
 
     def test_report_and_diagnosis(self, run):
         assert main(["report", str(run)]) == 0
@@ -154,6 +159,18 @@ class TestPredict:
         assert len(instances)
         assert set(instances.names) <= {"disc", "box"}
 
+    def test_files_that_cannot_be_read_are_left_out(self, run, files, tmp_path, capsys):
+        (tmp_path / "broken.png").write_bytes(b"no image")
+        good, out = files.images("val") / "000001.png", tmp_path / "out"
+        assert main(["predict", str(run), str(tmp_path / "broken.png"), str(good), "--panoptic", "-o", str(out)]) == 1
+        content = json.loads((out / "panoptic.json").read_text())
+        assert (
+            [row["id"] for row in content["images"]] == [entry["image_id"] for entry in content["annotations"]] == [2]
+        )
+        captured = capsys.readouterr()
+        assert "in 1 images" in captured.out
+        assert "broken.png" in captured.err
+
     def test_options_that_do_not_fit(self, run, files, tmp_path, capsys):
         command = ["predict", str(run), str(files.images("val")), "-o", str(tmp_path)]
         assert main([*command, "--panoptic", "--score", "0.2"]) == 2
@@ -178,6 +195,37 @@ class TestOtherData:
         with pytest.raises(ConfigError, match="is panoptic and the other is not") as error:
             train(config)
         assert_one_sentence(error.value)
+
+    def test_the_protocols_of_instances_are_refused(self, files, tmp_path):
+        config = load_config(small_config(tmp_path, files, model=MODEL), ["eval.protocol=coco"])
+        with pytest.raises(ConfigError, match="scored by panoptic quality") as error:
+            train(config)
+        assert_one_sentence(error.value)
+
+    def test_images_that_cannot_be_read_have_no_segments(self, run, files, tmp_path):
+        images = tmp_path / "images"
+        shutil.copytree(files.images("val"), images)
+        (images / "000002.png").write_bytes(b"no image")
+        trained = open_model_and_data(run, (files.annotations("val"), images), pngs=files.pngs("val"))
+        arguments, unreadable = (trained.model, trained.data, trained.info.categories, trained.info.test_size), []
+        rows = predict_panoptic_dataset(*arguments, batch_size=2, on_unreadable=unreadable.append)
+        assert len(unreadable) == 1
+        assert "000002.png" in unreadable[0]
+        expected = [row for row in RunFolder(run).read_predictions() if row["image_id"] != 2]
+        assert [(row["image_id"], row["category_id"]) for row in rows] == [
+            (row["image_id"], row["category_id"]) for row in expected
+        ]
+        with pytest.raises(DataError, match=r"000002\.png"):
+            predict_panoptic_dataset(*arguments)
+
+    def test_a_class_that_the_model_does_not_have(self, run, files, tmp_path, capsys):
+        content = json.loads(files.annotations("val").read_text())
+        content["categories"][-1]["name"] = "lava"
+        path = tmp_path / "other.json"
+        path.write_text(json.dumps(content))
+        command = ["eval", str(run), "--data", str(path), str(files.images("val")), "--pngs", str(files.pngs("val"))]
+        assert main([*command, "--workers", "0"]) == 2
+        assert "annotations of the class 'lava'" in " ".join(capsys.readouterr().err.split())
 
     def test_a_model_of_instances_predicts_no_stuff(self, scenes, files, tmp_path, capsys):
         config = small_config(tmp_path, scenes, model=SMALL["mask2former"].model_dump(mode="json"))
@@ -210,6 +258,17 @@ class TestSameBits:
         moved = ["data.train.panoptic_pngs", "data.val.panoptic_pngs"]
         places = [f"{key}={files.pngs(split)}" for key, split in zip(moved, ("train", "val"), strict=True)]
         assert main([*arguments(config, *settings, *places), "--resume"]) == 0
+
+    def test_relative_paths_are_stored_absolute(self, files, tmp_path, monkeypatch):
+        monkeypatch.chdir(files.root)
+        config = load_config(
+            small_config(tmp_path, files, model=MODEL),
+            ["train.steps=1", "train.batch_size=4", "data.val.panoptic_pngs=annotations/val"],
+        )
+        train(config)
+        stored = RunFolder(tmp_path / "runs" / "small").read_config().data
+        assert stored.val.panoptic_pngs == files.pngs("val")
+        assert stored.train.panoptic_pngs is None
 
 
 def test_stuff_of_other_images_is_a_positive_of_stuff_queries(files):

@@ -22,14 +22,19 @@ from helpers.killed_runs import (
     wait_for,
 )
 from helpers.small_runs import small_config
+from uniquery.cli import main
 from uniquery.errors import CheckpointError, ConfigError
 from uniquery.evaluation import inference
 from uniquery.segmenters import build_segmenter
 from uniquery.signals import ignore_signals, stop_requests
 from uniquery.training import loop
+from uniquery.training.checkpoint import load_trainer_state
 from uniquery.training.config import load_config
 
 STEADY = ["train.accumulate=2", "train.log_every=4", "train.eval_every=5", "train.save_every=1", *ALGORITHM]
+
+
+SPLITS = ("train", "val")
 
 
 class Killed(BaseException):
@@ -347,3 +352,82 @@ def test_resume_with_other_classes(scenes, tmp_path):
     )
     with pytest.raises(CheckpointError, match="zebra"):
         loop.train(other, resume=True)
+
+
+class TestRunFolder:
+    """`uniquery train runs/x --resume`, from anywhere, to the end and further."""
+
+    @pytest.fixture
+    def stopped(self, scenes, tmp_path, monkeypatch):
+        config = load_config(small_config(tmp_path, scenes), ["train.steps=6", "train.save_every=1"])
+        dies_in_step(monkeypatch, config, 4)
+        return config.folder
+
+    def test_a_run_folder_is_enough(self, stopped, scenes, tmp_path, capsys):
+        whole = load_config(small_config(tmp_path, scenes), ["train.steps=6", "train.save_every=1", "name=whole"])
+        loop.train(whole)
+        capsys.readouterr()
+        assert main(["train", str(stopped), "--resume"]) == 0
+        assert "from step 3" in capsys.readouterr().out
+        assert run_content(stopped) == run_content(whole.folder)
+
+    def test_also_where_it_was_moved_to_and_from_inside_it(self, stopped, tmp_path, monkeypatch):
+        moved = stopped.rename(tmp_path / "elsewhere")
+        monkeypatch.chdir(moved)
+        assert main(["train", ".", "--resume", "auto"]) == 0
+        assert load_trainer_state(moved / "last").values["step"] == 6
+        assert not stopped.exists()
+
+    def test_it_must_be_asked_for(self, stopped, capsys):
+        assert main(["train", str(stopped)]) == 2
+        assert "is a run: continue it with --resume" in capsys.readouterr().err
+
+    def test_a_finished_run_is_said_to_be_complete(self, stopped, capsys):
+        main(["train", str(stopped), "--resume"])
+        content = run_content(stopped)
+        assert "already complete" not in capsys.readouterr().out
+        assert main(["train", str(stopped), "--resume"]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert "from step 6: it is already complete. To train on, raise train.steps" in text
+        assert run_content(stopped) == content
+
+    @pytest.mark.parametrize("setting", ["train.steps=8", "train.epochs=2.6"])  # 2.6 epochs of 6 images, 2 a step
+    def test_the_steps_can_be_raised(self, stopped, capsys, setting):
+        main(["train", str(stopped), "--resume"])
+        capsys.readouterr()
+        assert main(["train", str(stopped), "--resume", "--set", setting]) == 0
+        assert "The run has 8 steps instead of 6" in " ".join(capsys.readouterr().out.split())
+        assert load_trainer_state(stopped / "last").values["step"] == 8
+        steps = [json.loads(line)["step"] for line in (stopped / "metrics.jsonl").read_text().splitlines()]
+        assert sorted(set(steps)) == list(range(1, 9))
+        assert main(["train", str(stopped), "--resume"]) == 0  # the longer run is now that of the folder
+        assert "already complete" in capsys.readouterr().out
+
+    def test_and_not_lowered(self, stopped, capsys):
+        assert main(["train", str(stopped), "--resume", "--set", "train.steps=5"]) == 2
+        assert "with 5 steps, but it was started with 6" in capsys.readouterr().err
+        assert "steps: 6" in (stopped / "config.yaml").read_text()
+
+    def test_a_run_with_relative_data_can_be_used_from_any_folder(self, scenes, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        shutil.copytree(scenes.root, "data")
+        files = {
+            s: [str(f.relative_to(scenes.root)) for f in (scenes.annotations(s), scenes.images(s))] for s in SPLITS
+        }
+        options = [part for s in SPLITS for part in (f"--{s}", *(f"data/{file}" for file in files[s]))]
+        config = small_config(tmp_path, scenes)
+        assert main(["train", str(config), *options, "--output", "runs", "--set", "train.steps=1"]) == 0
+        (tmp_path / "other").mkdir()
+        monkeypatch.chdir("other")
+        assert main(["eval", "../runs/small", "--workers", "0"]) == 0
+        assert main(["train", "../runs/small", "--resume", "--set", "train.steps=2"]) == 0
+        shutil.move(tmp_path / "data", tmp_path / "moved")
+        capsys.readouterr()
+        assert main(["eval", "../runs/small", "--workers", "0"]) == 2
+        assert "Say where the data is with --data ANNOTATIONS IMAGES." in capsys.readouterr().err
+        assert main(["train", "../runs/small", "--resume"]) == 2
+        assert "Say where the data is with --train ANNOTATIONS IMAGES." in capsys.readouterr().err
+        moved = [part for s in SPLITS for part in (f"--{s}", *(f"../moved/{file}" for file in files[s]))]
+        assert main(["train", "../runs/small", "--resume", *moved]) == 0
+        val = [f"../moved/{file}" for file in files["val"]]
+        assert main(["eval", "../runs/small", "--data", *val, "--workers", "0"]) == 0

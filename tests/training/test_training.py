@@ -3,9 +3,12 @@
 import json
 import math
 import re
+import shutil
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
@@ -18,10 +21,13 @@ from uniquery.querying import PixelSampling
 from uniquery.segmenters import build_segmenter
 from uniquery.segmenters.condinst import CondInstConfig
 from uniquery.training import loop
+from uniquery.training.batches import load_splits
 from uniquery.training.checkpoint import load_trainer_state
 from uniquery.training.config import LayerConfig, OptimConfig, ScheduleConfig, load_config
 from uniquery.training.optim import EMA, build_optimizer, lr_factor
 from uniquery.training.phase_clock import PhaseClock
+from uniquery.training.run import build_run
+from uniquery.training.summary import length_warnings
 from uniquery.weights.model_file import load_matching_weights, load_model, read_model_file
 
 
@@ -78,6 +84,41 @@ def test_polynomial_schedule_with_warm_up():
     assert lr_factor(config, 5, 100) == pytest.approx((0.1 * 0.5 + 0.5) * 0.95**0.9)
     assert lr_factor(config, 50, 100) == pytest.approx(0.5**0.9)
     assert lr_factor(config, 100, 100) == 0
+
+
+def test_a_warm_up_longer_than_a_quarter_of_the_run_is_shortened():
+    long, fitting = (ScheduleConfig(warmup_steps=steps, warmup_factor=0.1) for steps in (1000, 10))
+    factors = [lr_factor(long, step, 40) for step in range(40)]
+    assert factors == [lr_factor(fitting, step, 40) for step in range(40)]
+    assert max(factors) == factors[10] == pytest.approx(0.75**0.9)
+    assert lr_factor(long, 0, 3) == 1  # no step for a warm-up
+
+
+def test_a_warm_up_that_fits_stays_equal_to_the_bit():
+    config = ScheduleConfig(warmup_steps=5, warmup_factor=0.001)
+    for step in range(5):
+        decay, share = math.pow(1 - step / 20, 0.9), step / 5
+        assert lr_factor(config, step, 20) == decay * (0.001 * (1 - share) + share)
+
+
+def test_a_run_that_is_too_short_is_warned(scenes, tmp_path, capsys):
+    def printed(*changes) -> str:
+        capsys.readouterr()
+        loop.train(load_config(small_config(tmp_path, scenes), ["train.steps=1", "train.ema=null", *changes]))
+        return " ".join(capsys.readouterr().out.split())
+
+    text = printed("schedule.warmup_steps=100", "name=a")
+    assert "warning: schedule.warmup_steps = 100 is more than a quarter of the 1 steps: the warm-up takes 0." in text
+    assert "warning: 1 steps (0.3 epochs) are few" in text
+    assert "warmup" not in printed("schedule.warmup_steps=0", "name=b")
+
+
+def test_length_warnings_end_where_a_run_is_long_enough(scenes, tmp_path):
+    config = load_config(small_config(tmp_path, scenes), ["train.steps=200", "schedule.warmup_steps=50"])
+    data, _ = load_splits(config)
+    assert not length_warnings(build_run(config, data), data)  # 200 steps, 67 epochs
+    few = load_config(small_config(tmp_path, scenes), ["train.steps=199", "schedule.warmup_steps=50"])
+    assert len(length_warnings(build_run(few, data), data)) == 2
 
 
 def test_parameter_groups():
@@ -214,6 +255,17 @@ def test_data_without_instances_is_warned(scenes, tmp_path, capsys):
         loop.train(load_config(small_config(tmp_path, scenes), [*changes, f"name=warned-{is_warned}", "train.steps=1"]))
         message = " ".join(capsys.readouterr().out.split())
         assert ("warning: the training data has no instances" in message) == is_warned
+
+
+def test_sixteen_bit_images_that_are_nearly_black_are_warned(scenes, tmp_path, capsys):
+    images = shutil.copytree(scenes.images("train"), tmp_path / "images")
+    for file in images.iterdir():
+        gray = np.asarray(Image.open(file).convert("L"))
+        Image.fromarray(gray.astype(np.uint16) * 16).save(file)  # 12 bits
+    loop.train(load_config(small_config(tmp_path, scenes), [("data.train.images", str(images)), "train.steps=1"]))
+    assert re.search(
+        r"warning: the values of 16-bit images reach only [34]\d\d\d of", " ".join(capsys.readouterr().out.split())
+    )
 
 
 def test_an_odd_batch_cannot_be_paired(scenes, tmp_path):

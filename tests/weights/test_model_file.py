@@ -14,7 +14,6 @@ from uniquery.segmenters.condinst import CondInstConfig
 from uniquery.training.checkpoint import save_checkpoint
 from uniquery.weights.model_file import (
     ModelInfo,
-    check_classes,
     find_model_file,
     load_matching_weights,
     load_model,
@@ -61,11 +60,3 @@ def test_a_text_loads_the_same_model_as_a_path(run):
 def test_nothing_there(tmp_path, kind):
     with pytest.raises(CheckpointError, match="No checkpoint at"):
         load_model(kind(tmp_path / "nothing"))
-
-
-def test_classes_of_the_data(run):
-    check_classes(INFO, ["debris"], "val.json")
-    with pytest.raises(
-        CheckpointError, match=r"val\.json has 2 classes that the model does not have, for example 'zeb"
-    ):
-        check_classes(INFO, ["cell", "zebra", "yak"], "val.json")

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from uniquery.backbones.base import Backbone, PixelFormat, StagedBackbone
-from uniquery.backbones.efficientnet_lite import EfficientNetLite0
+from uniquery.backbones.efficientnet_lite import EfficientNetLite
 from uniquery.backbones.key_maps import (
     KeyMap,
     Preprocess,
@@ -22,7 +22,7 @@ from uniquery.backbones.key_maps import (
     swin_tensors,
 )
 from uniquery.backbones.pretrained import imagenet_file, load_weights
-from uniquery.backbones.resnet import ResNet
+from uniquery.backbones.resnet import ResNet, Stage, is_optional_in_resnet
 from uniquery.backbones.swin import SIZES, Swin
 from uniquery.backbones.tiny import Tiny
 from uniquery.errors import ConfigError
@@ -45,6 +45,8 @@ class BackboneConfig(Settings):
             By default 2, and 0 for Swin and with random weights.
         caffe: for ResNets, whether the weights are of the original Caffe kind (stride in the 1×1 convolution, BGR
             pixels) instead of torchvision's.
+        deformable_stages: for ResNet-50 and -101, stages whose 3×3 convolutions are deformable.
+        modulated: whether each tap of those has a factor (version 2) in addition to an offset.
         checkpoint_gradients: recompute each block in the backward pass: less memory, about a third more time.
     """
 
@@ -53,6 +55,8 @@ class BackboneConfig(Settings):
         "resnet50",
         "resnet101",
         "efficientnet_lite0",
+        "efficientnet_lite1",
+        "efficientnet_lite2",
         "swin_tiny",
         "swin_small",
         "swin_base",
@@ -65,6 +69,8 @@ class BackboneConfig(Settings):
     norm: NormKind | None = None
     frozen_stages: int | None = Field(default=None, ge=0, le=4)
     caffe: bool = False
+    deformable_stages: tuple[Stage, ...] = ()
+    modulated: bool = False
     checkpoint_gradients: bool = False
 
     @model_validator(mode="after")
@@ -73,6 +79,10 @@ class BackboneConfig(Settings):
             raise ValueError(f"'caffe' is a setting of ResNets; remove it for '{self.name}'")
         if self.caffe and self.weights == "imagenet":
             raise ValueError("weights 'imagenet' are torchvision's; give 'caffe' weights by their path")
+        if self.deformable_stages and self.name not in ("resnet50", "resnet101"):
+            raise ValueError(f"'deformable_stages' is a setting of resnet50 and resnet101; remove it for '{self.name}'")
+        if self.modulated and not self.deformable_stages:
+            raise ValueError("'modulated' is a setting of deformable convolutions; give 'deformable_stages' too")
         kind = "group" if self.name == "tiny" else "layer" if self.name.startswith("swin") else None
         if kind and self.norm is not None:
             raise ValueError(f"the backbone '{self.name}' has {kind} normalization; remove 'norm'")
@@ -84,20 +94,27 @@ class Family:
     """How to build a backbone of the table, and how to load its published weights.
 
     Attributes:
-        build: (kind of normalization, `caffe`) → backbone.
+        build: (kind of normalization, `caffe`) → backbone; for ResNets, with further keyword arguments.
         rename, preprocess, is_optional: see `load_weights`.
         frozen_stages: default number of frozen stages with published weights.
     """
 
-    build: Callable[[NormKind, bool], StagedBackbone]
+    build: Callable[..., StagedBackbone]
     rename: KeyMap
     preprocess: Preprocess = dict
     is_optional: Callable[[str], bool] = lambda _: False
     frozen_stages: int = 2
 
 
-def _resnet(depth: int, norm: NormKind, caffe: bool) -> StagedBackbone:
-    return ResNet(depth, norm=norm, stride_in_1x1=caffe)
+def _resnet(depth: int) -> Family:
+    def build(norm: NormKind, caffe: bool, **deformation: Any) -> StagedBackbone:
+        return ResNet(depth, norm=norm, stride_in_1x1=caffe, **deformation)
+
+    return Family(build, resnet_key, is_optional=is_optional_in_resnet)
+
+
+def _efficientnet_lite(size: int) -> Family:
+    return Family(lambda norm, _: EfficientNetLite(size, norm=norm), partial(efficientnet_lite_key, size=size))
 
 
 def _swin(size: str, window: int) -> Family:
@@ -111,10 +128,12 @@ def _swin(size: str, window: int) -> Family:
 
 
 BACKBONES: dict[str, Family] = {
-    "resnet18": Family(partial(_resnet, 18), resnet_key),
-    "resnet50": Family(partial(_resnet, 50), resnet_key),
-    "resnet101": Family(partial(_resnet, 101), resnet_key),
-    "efficientnet_lite0": Family(lambda norm, _: EfficientNetLite0(norm=norm), efficientnet_lite_key),
+    "resnet18": _resnet(18),
+    "resnet50": _resnet(50),
+    "resnet101": _resnet(101),
+    "efficientnet_lite0": _efficientnet_lite(0),
+    "efficientnet_lite1": _efficientnet_lite(1),
+    "efficientnet_lite2": _efficientnet_lite(2),
     "swin_tiny": _swin("tiny", 7),
     "swin_small": _swin("small", 7),
     "swin_base": _swin("base", 7),
@@ -146,7 +165,8 @@ def build_backbone(config: BackboneConfig, *, pretrained: bool = True) -> Backbo
         )
     random = config.weights == "random"
     family = BACKBONES[config.name]
-    backbone = family.build(config.norm or ("batch" if random else "frozen"), config.caffe)
+    deformation = {key: getattr(config, key) for key in ("deformable_stages", "modulated") if getattr(config, key)}
+    backbone = family.build(config.norm or ("batch" if random else "frozen"), config.caffe, **deformation)
     if pretrained and not random:
         path = imagenet_file(config.name) if config.weights == "imagenet" else Path(config.weights).expanduser()
         load_weights(backbone, path, family.rename, preprocess=family.preprocess, is_optional=family.is_optional)

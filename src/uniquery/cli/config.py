@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from rich.console import Console
-from rich.syntax import Syntax
+from rich.markup import escape
 from rich.table import Table
 
 from uniquery.cli.options import add_set, command
@@ -25,10 +25,35 @@ def add_parser(commands: Any) -> None:
     )
     show.add_argument("config", help="a yaml file or the name of a shipped configuration")
     add_set(show)
+    explain = command(
+        actions,
+        "explain",
+        run_explain,
+        help="print what a setting means, which values it takes, and its default",
+        example="uniquery config explain train.steps",
+    )
+    explain.add_argument("key", nargs="?", help="a setting, or a table of settings such as optim; without it, all")
     command(actions, "list", run_list, help="name the shipped configurations", example="uniquery config list")
 
 
+def run_explain(args: argparse.Namespace) -> None:
+    from uniquery.settings_reference import explain, list_settings
+    from uniquery.training.config import Config
+
+    console = Console()
+    for setting in explain(Config, args.key) if args.key else list_settings(Config):
+        name = escape(setting.key) + (f" [dim]({setting.variant})[/]" if setting.variant else "")
+        default = "must be set" if setting.default is None else f"default {setting.default}"
+        is_filled = setting.is_table and setting.default not in (None, "null")  # its keys have defaults of their own
+        values = setting.type if is_filled else f"{setting.type}; {default}"
+        console.print(f"[bold]{name}[/]: {escape(values)}", highlight=False, soft_wrap=True)
+        if setting.description:
+            console.print(f"    {escape(setting.description)}", highlight=False, soft_wrap=True)
+
+
 def run_show(args: argparse.Namespace) -> None:
+    from rich.syntax import Syntax
+
     from uniquery.training.config import load_config, to_yaml  # imports torch, which `list` does not need
 
     text = to_yaml(load_config(args.config, args.set))

@@ -5,22 +5,17 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from uniquery.cli.options import add_set, add_split, command, positive, progress_bar, split_overrides
-from uniquery.data.check import DataReport, check_data
-from uniquery.data.open import open_data
-from uniquery.data.scenes import ScenesConfig, make_scenes
 from uniquery.errors import ConfigError
 from uniquery.files import make_folder, write_atomically
-from uniquery.report.drawings import png_bytes
-from uniquery.report.preview import preview_picture
-from uniquery.settings import validate_settings
-from uniquery.training.config import load_config
-from uniquery.training.config_files import parse_override
+
+if TYPE_CHECKING:
+    from uniquery.data.check import DataReport
 
 MAX_PROBLEMS = 8
 """How many problems of one kind are printed."""
@@ -44,7 +39,7 @@ def add_parser(commands: Any) -> None:
         actions,
         "check",
         run_check,
-        help="find everything that is wrong with a COCO data set; exit code 1 if training would not start",
+        help="find everything that is wrong with a COCO data set; exit code 1 if training would fail",
         example="uniquery data check annotations/train.json images/train",
     )
     check.add_argument("annotations", type=Path, help="a COCO json, of instances or panoptic")
@@ -78,6 +73,10 @@ def add_parser(commands: Any) -> None:
 
 
 def run_make_scenes(args: argparse.Namespace) -> None:
+    from uniquery.data.scenes import ScenesConfig, make_scenes
+    from uniquery.settings import validate_settings
+    from uniquery.training.config_files import parse_override
+
     config = validate_settings(ScenesConfig, dict(parse_override(text) for text in args.set), where="--set")
     make_folder(args.folder.parent)
     with progress_bar("drawing scenes") as progress:
@@ -86,6 +85,8 @@ def run_make_scenes(args: argparse.Namespace) -> None:
 
 
 def run_check(args: argparse.Namespace) -> int:
+    from uniquery.data.check import check_data
+
     with progress_bar("reading images") as progress:
         report = check_data(
             args.annotations, args.images, pngs=args.pngs, read_pixels=not args.headers_only, progress=progress
@@ -111,9 +112,7 @@ def _print_report(report: DataReport, console: Console) -> None:
         console.print(f"{'[red]error[/]' if fatal else '[yellow]warning[/]'}: {kind}, {count} times")
         for text in [p.text for p in report.problems if p.kind == kind and p.fatal == fatal][:MAX_PROBLEMS]:
             console.print(f"    {text}", highlight=False, markup=False)
-    console.print(
-        "[green]The data is valid.[/]" if report.is_valid else "[red]Training would not start with this data.[/]"
-    )
+    console.print(f"[{'green' if report.is_valid else 'red'}]{report.verdict}[/]")
 
 
 def _histogram(title: str, counts: dict[str, int], rows: int = 40) -> Table:
@@ -127,6 +126,11 @@ def _histogram(title: str, counts: dict[str, int], rows: int = 40) -> Table:
 
 
 def run_preview(args: argparse.Namespace) -> None:
+    from uniquery.data.open import open_data
+    from uniquery.report.drawings import png_bytes
+    from uniquery.report.preview import preview_picture
+    from uniquery.training.config import load_config
+
     config = load_config(args.config, [*split_overrides("train", args.train), *args.set])
     if config.data.train is None:
         raise ConfigError("There is no data to preview: give --train ANNOTATIONS IMAGES.")
@@ -137,6 +141,6 @@ def run_preview(args: argparse.Namespace) -> None:
         classes=config.data.classes,
         ignore_crowd=config.data.ignore_crowd,
     )
-    picture = preview_picture(data, config.data.augment, config.seed, args.images)
+    picture = preview_picture(data, config.data.augment, config.seed, args.images, config.data.flip_pairs)
     write_atomically(args.output, png_bytes(picture))
     Console().print(f"{args.output}: each image as it is, then as in epochs 0 to 3; hatched regions are ignored.")

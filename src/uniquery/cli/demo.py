@@ -12,9 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from uniquery.cli.options import add_set, command, print_warning, progress_bar
-from uniquery.demo import make_demo_scenes, run_demo
-from uniquery.report.runs import load_run
-from uniquery.report.tables import number
 
 
 def add_parser(commands: Any) -> None:
@@ -29,6 +26,8 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from uniquery.demo import make_demo_scenes, run_demo
+
     start = time.perf_counter()
     console = Console()
     with progress_bar("drawing scenes", console) as progress:
@@ -39,6 +38,9 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _summary(folders: Sequence[Path]) -> Table:
+    from uniquery.report.runs import load_run
+    from uniquery.report.tables import number
+
     table = Table(
         "objective", "mask AP", "AP50", "image forwards", "response to other images", title="On validation scenes"
     )

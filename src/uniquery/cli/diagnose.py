@@ -6,21 +6,16 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from uniquery.cli.options import add_device, add_split, command, positive, progress_bar
-from uniquery.evaluation.diagnose import Diagnosis, diagnose
-from uniquery.evaluation.sweep import sweep_mask_thresholds
-from uniquery.evaluation.tables import sweep_table
 from uniquery.files import write_atomically
-from uniquery.parallel import choose_device
-from uniquery.report.drawings import png_bytes
-from uniquery.report.responses import OTHERS, response_picture
-from uniquery.training.model_and_data import open_model_and_data
-from uniquery.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from uniquery.evaluation.diagnose import Diagnosis
 
 GROUPS = {
     "inside the own footprint": "inside",
@@ -53,6 +48,14 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from uniquery.evaluation.diagnose import diagnose
+    from uniquery.evaluation.sweep import sweep_mask_thresholds
+    from uniquery.evaluation.tables import sweep_table
+    from uniquery.parallel import choose_device
+    from uniquery.report.drawings import png_bytes
+    from uniquery.report.responses import OTHERS, response_picture
+    from uniquery.training.model_and_data import open_model_and_data
+
     console = Console()
     trained = open_model_and_data(args.model, args.data, choose_device(args.device))
     diagnosis = diagnose(trained.model, trained.data, trained.info.test_size, args.images)
@@ -65,6 +68,7 @@ def run(args: argparse.Namespace) -> None:
                 trained.classes,
                 trained.info.test_size,
                 max_detections=trained.max_detections,
+                protocol=trained.protocol,
                 progress=progress,
             )
         diagnosis = replace(diagnosis, sweep=sweep)
@@ -79,6 +83,8 @@ def run(args: argparse.Namespace) -> None:
 
 def _output_files(args: argparse.Namespace) -> tuple[Path | None, Path | None]:
     """Where numbers and picture go: as asked for, or into the run folder if its own data was measured."""
+    from uniquery.training.run_folder import RunFolder
+
     folder = RunFolder(args.model)
     if args.data or not folder.is_run():
         return args.json, args.picture

@@ -5,25 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from uniquery.cli.options import add_device, add_split, command, not_negative, positive, progress_bar
-from uniquery.data.dataset import GroundTruth, Row
-from uniquery.data.panoptic_json import has_segments
+from uniquery.cli.options import add_device, add_split, command, not_negative, positive, probability, progress_bar
 from uniquery.errors import UserError
-from uniquery.evaluation import Metrics, class_table, evaluate, table
-from uniquery.evaluation.coco import COCO_DETECTIONS
-from uniquery.evaluation.entries import IouType, read_ground_truth
-from uniquery.evaluation.inference import predict_dataset
-from uniquery.evaluation.panoptic import PanopticMetrics, evaluate_panoptic, predict_panoptic_dataset
-from uniquery.evaluation.panoptic_files import decode_panoptic_truth, read_panoptic_results, write_panoptic_results
-from uniquery.evaluation.sweep import sweep_mask_thresholds
-from uniquery.evaluation.tables import panoptic_class_table, panoptic_table, sweep_table
 from uniquery.files import write_atomically
-from uniquery.parallel import choose_device
-from uniquery.training.model_and_data import ModelAndData, open_model_and_data
+
+if TYPE_CHECKING:
+    from uniquery.data.dataset import GroundTruth, Row
+    from uniquery.evaluation import Metrics
+    from uniquery.evaluation.entries import IouType
+    from uniquery.evaluation.panoptic import PanopticMetrics
+    from uniquery.training.model_and_data import ModelAndData
 
 
 def add_parser(commands: Any) -> None:
@@ -61,7 +56,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--max-detections",
         type=positive,
-        help="how many detections per image and class are scored, best first (default: the run's setting, or 100)",
+        help="how many detections are scored, best first (default: the run's setting, else 100 per image and class, or "
+        "300 per image for LVIS)",
     )
     parser.add_argument(
         "--backend",
@@ -70,7 +66,14 @@ def add_parser(commands: Any) -> None:
         help="what computes the metrics; pycocotools is the slow reference (default: %(default)s)",
     )
     parser.add_argument(
-        "--mask-threshold", type=float, help="probability above which a pixel belongs to a mask (default: the model's)"
+        "--protocol",
+        choices=("coco", "lvis"),
+        help="whose metrics (default: the run's setting, else lvis if every category has a frequency)",
+    )
+    parser.add_argument(
+        "--mask-threshold",
+        type=probability,
+        help="probability above which a pixel belongs to a mask (default: the model's)",
     )
     parser.add_argument("--sweep-threshold", action="store_true", help="show AP at several mask thresholds")
     parser.add_argument("--save", type=Path, help="write the results as COCO json (default: not written)")
@@ -82,6 +85,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from uniquery.parallel import choose_device
+    from uniquery.training.model_and_data import open_model_and_data
+
     console = Console()
     if args.results is not None:
         _evaluate_results(console, args)
@@ -103,6 +109,11 @@ def run(args: argparse.Namespace) -> None:
 
 def _evaluate_results(console: Console, args: argparse.Namespace) -> None:
     """Scores a file of results."""
+    from uniquery.data.panoptic_json import has_segments
+    from uniquery.evaluation.entries import read_ground_truth
+    from uniquery.evaluation.panoptic import evaluate_panoptic
+    from uniquery.evaluation.panoptic_files import decode_panoptic_truth, read_panoptic_results
+
     given = args.annotations or (args.data[:1] if args.data else None)
     if given is None:
         raise UserError("--results needs the ground truth: add --annotations val.json.")
@@ -119,10 +130,13 @@ def _evaluate_results(console: Console, args: argparse.Namespace) -> None:
         return
     if truth_pngs or result_pngs:
         raise UserError(f"{annotations} is not panoptic, it has no 'segments_info': leave out the PNG folders.")
-    _report(console, args, _score(args, truth, results, args.max_detections or COCO_DETECTIONS))
+    _report(console, args, _score(args, truth, results))
 
 
 def _evaluate_panoptic(console: Console, args: argparse.Namespace, trained: ModelAndData) -> None:
+    from uniquery.evaluation.panoptic import evaluate_panoptic, predict_panoptic_dataset
+    from uniquery.evaluation.panoptic_files import write_panoptic_results
+
     _check_panoptic_options(args)
     with progress_bar("predicting", console) as progress:
         rows = predict_panoptic_dataset(
@@ -145,6 +159,7 @@ def _check_panoptic_options(args: argparse.Namespace) -> None:
         "--type": args.type != "both",
         "--max-detections": args.max_detections is not None,
         "--backend": args.backend != "hotcoco",
+        "--protocol": args.protocol is not None,
         "--mask-threshold": args.mask_threshold is not None,
         "--sweep-threshold": args.sweep_threshold,
     }
@@ -154,6 +169,8 @@ def _check_panoptic_options(args: argparse.Namespace) -> None:
 
 
 def _report_panoptic(console: Console, args: argparse.Namespace, metrics: PanopticMetrics) -> None:
+    from uniquery.evaluation.tables import panoptic_class_table, panoptic_table
+
     console.print(panoptic_table(metrics))
     console.print(panoptic_class_table(metrics))
     if args.json:
@@ -163,6 +180,9 @@ def _report_panoptic(console: Console, args: argparse.Namespace, metrics: Panopt
 
 
 def _sweep(console: Console, args: argparse.Namespace, trained: ModelAndData) -> None:
+    from uniquery.evaluation.sweep import sweep_mask_thresholds
+    from uniquery.evaluation.tables import sweep_table
+
     with progress_bar("predicting", console) as progress:
         sweep = sweep_mask_thresholds(
             trained.model,
@@ -171,6 +191,7 @@ def _sweep(console: Console, args: argparse.Namespace, trained: ModelAndData) ->
             trained.info.test_size,
             max_detections=args.max_detections or trained.max_detections,
             backend=args.backend,
+            protocol=args.protocol or trained.protocol,
             workers=args.workers,
             progress=progress,
         )
@@ -180,6 +201,8 @@ def _sweep(console: Console, args: argparse.Namespace, trained: ModelAndData) ->
 
 
 def _evaluate(console: Console, args: argparse.Namespace, trained: ModelAndData) -> None:
+    from uniquery.evaluation.inference import predict_dataset
+
     with progress_bar("predicting", console) as progress:
         (results,) = predict_dataset(
             trained.model,
@@ -192,21 +215,34 @@ def _evaluate(console: Console, args: argparse.Namespace, trained: ModelAndData)
         ).values()
     if args.save:
         write_atomically(args.save, json.dumps(results))
-    limit = args.max_detections or trained.max_detections
-    _report(console, args, _score(args, trained.data.ground_truth(), results, limit))
+    _report(console, args, _score(args, trained.data.ground_truth(), results, trained))
 
 
 def _score(
-    args: argparse.Namespace, truth: GroundTruth | Path, results: list[Row] | Path, max_detections: int
+    args: argparse.Namespace,
+    truth: GroundTruth | Path,
+    results: list[Row] | Path,
+    trained: ModelAndData | None = None,
 ) -> list[Metrics]:
+    from uniquery.evaluation import evaluate
+
     iou_types: tuple[IouType, ...] = ("segm", "bbox") if args.type == "both" else (args.type,)
     return [
-        evaluate(truth, results, iou_type=iou_type, max_detections=max_detections, backend=args.backend)
+        evaluate(
+            truth,
+            results,
+            iou_type=iou_type,
+            max_detections=args.max_detections or (trained.max_detections if trained else None),
+            backend=args.backend,
+            protocol=args.protocol or (trained.protocol if trained else None),
+        )
         for iou_type in iou_types
     ]
 
 
 def _report(console: Console, args: argparse.Namespace, metrics: list[Metrics]) -> None:
+    from uniquery.evaluation import class_table, table
+
     console.print(table(*metrics))
     console.print(class_table(*metrics))
     for note in metrics[0].notes:

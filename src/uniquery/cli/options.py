@@ -86,6 +86,18 @@ def not_negative(text: str) -> int:
     return value
 
 
+def probability(text: str) -> float:
+    """A number from 0 to 1, for argparse.
+
+    >>> probability("0.5")
+    0.5
+    """
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to 1")
+    return value
+
+
 @contextmanager
 def progress_bar(title: str, console: Console | None = None) -> Iterator[Callable[[int, int], None]]:
     """A progress bar; the function it gives is called with (done, total)."""

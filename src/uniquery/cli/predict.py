@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from uniquery.cli.options import add_device, command, positive, progress_bar
+from uniquery.cli.options import add_device, command, positive, print_warning, probability, progress_bar
 from uniquery.errors import UserError
-from uniquery.model import SCORE_THRESHOLD, Model, load
-from uniquery.report.predictions import FORMATS, find_images, write_panoptic_predictions, write_predictions
+
+if TYPE_CHECKING:
+    from uniquery.model import Model
+
+FORMATS = ("json", "png", "overlay")
+SCORE_THRESHOLD = 0.5  # of `Model.predict`
 
 
 def add_parser(commands: Any) -> None:
@@ -32,11 +36,13 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--score",
-        type=float,
+        type=probability,
         help=f"leave out instances with a lower score (default: {SCORE_THRESHOLD})",
     )
     parser.add_argument(
-        "--mask-threshold", type=float, help="the smallest probability of a mask's pixel (default: the model's own)"
+        "--mask-threshold",
+        type=probability,
+        help="the smallest probability of a mask's pixel (default: the model's own)",
     )
     parser.add_argument(
         "--formats",
@@ -48,7 +54,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--short",
         type=positive,
-        help="the short side in pixels to which images are resized (default: the model's own test size)",
+        help="the short side in pixels to which images are resized; the limit of the long side changes by the same "
+        "factor (default: the model's own test size)",
     )
     parser.add_argument(
         "--panoptic",
@@ -56,35 +63,33 @@ def add_parser(commands: Any) -> None:
         help="predict things and stuff, and write COCO's panoptic.json and PNG files",
     )
     parser.add_argument(
-        "--object-threshold", type=float, help="panoptic: the least class score of a segment (default: the model's own)"
+        "--object-threshold",
+        type=probability,
+        help="panoptic: the least class score of a segment (default: the model's own)",
     )
     parser.add_argument(
         "--overlap-threshold",
-        type=float,
+        type=probability,
         help="panoptic: the least share of its area that a mask must keep (default: the model's own)",
     )
     add_device(parser)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> int:
+    from uniquery.model import load
+    from uniquery.report.predictions import find_images
+
     _check_options(args)
     model = load(args.model, device=args.device)
-    files = find_images(args.inputs)
+    files, unreadable = find_images(args.inputs), list[str]()
     if args.panoptic:
-        _run_panoptic(args, model, files)
-        return
-    with progress_bar("predicting") as progress:
-        instances = write_predictions(
-            model,
-            files,
-            args.output,
-            formats=args.formats,
-            score_threshold=SCORE_THRESHOLD if args.score is None else args.score,
-            mask_threshold=args.mask_threshold,
-            short=args.short,
-            progress=progress,
-        )
-    print(f"{instances} instances in {len(files)} images, written to {args.output}")
+        count = f"{_write_panoptic(args, model, files, unreadable)} segments"
+    else:
+        count = f"{_write_instances(args, model, files, unreadable)} instances"
+    print(f"{count} in {len(files) - len(unreadable)} images, written to {args.output}")
+    for sentence in unreadable:
+        print_warning(f"left out: {sentence}")
+    return 1 if unreadable else 0
 
 
 def _check_options(args: argparse.Namespace) -> None:
@@ -96,9 +101,28 @@ def _check_options(args: argparse.Namespace) -> None:
         raise UserError(f"{', '.join(given)} {reason}.")
 
 
-def _run_panoptic(args: argparse.Namespace, model: Model, files: list[Path]) -> None:
+def _write_instances(args: argparse.Namespace, model: Model, files: list[Path], unreadable: list[str]) -> int:
+    from uniquery.report.predictions import write_predictions
+
     with progress_bar("predicting") as progress:
-        segments = write_panoptic_predictions(
+        return write_predictions(
+            model,
+            files,
+            args.output,
+            formats=args.formats,
+            score_threshold=SCORE_THRESHOLD if args.score is None else args.score,
+            mask_threshold=args.mask_threshold,
+            short=args.short,
+            progress=progress,
+            on_unreadable=unreadable.append,
+        )
+
+
+def _write_panoptic(args: argparse.Namespace, model: Model, files: list[Path], unreadable: list[str]) -> int:
+    from uniquery.report.predictions import write_panoptic_predictions
+
+    with progress_bar("predicting") as progress:
+        return write_panoptic_predictions(
             model,
             files,
             args.output,
@@ -107,5 +131,5 @@ def _run_panoptic(args: argparse.Namespace, model: Model, files: list[Path]) -> 
             overlap_threshold=args.overlap_threshold,
             short=args.short,
             progress=progress,
+            on_unreadable=unreadable.append,
         )
-    print(f"{segments} segments in {len(files)} images, written to {args.output}")

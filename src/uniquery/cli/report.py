@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from uniquery.cli.options import command, print_warning
-from uniquery.report.build import build_report
 
 
 def add_parser(commands: Any) -> None:
@@ -19,5 +18,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from uniquery.report.build import build_report
+
     page = build_report(args.runs, args.output, warn=print_warning)
     print(f"Open {page} in a browser.")

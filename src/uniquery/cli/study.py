@@ -5,22 +5,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from uniquery.cli.options import add_set, add_split, command, not_negative, positive, progress_bar
 from uniquery.errors import ConfigError
-from uniquery.report.tables import duration
-from uniquery.study.estimate import estimate_runs
-from uniquery.study.page import study_table, write_page, write_summary
-from uniquery.study.plan import DataSettings, PlannedRun, StudySettings, plan_runs, read_study, study_data
-from uniquery.study.results import add_image_intervals, compare_runs, read_result, result_file
-from uniquery.study.run import is_done, run_study
-from uniquery.training.config import SplitConfig
-from uniquery.training.config_files import parse_override
-from uniquery.training.run_folder import REPORT_FILE
+
+if TYPE_CHECKING:
+    from uniquery.study.plan import PlannedRun, StudySettings
 
 
 def add_parser(commands: Any) -> None:
@@ -42,6 +36,12 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from uniquery.study.page import study_table, write_page, write_summary
+    from uniquery.study.plan import plan_runs, study_data
+    from uniquery.study.results import add_image_intervals, compare_runs, read_result, result_file
+    from uniquery.study.run import run_study
+    from uniquery.training.run_folder import REPORT_FILE
+
     console = Console()
     study = _chosen(args)
     output: Path = args.output / study.name
@@ -73,6 +73,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _chosen(args: argparse.Namespace) -> StudySettings:
     """The study with the options in place."""
+    from uniquery.study.plan import DataSettings, read_study
+    from uniquery.training.config import SplitConfig
+    from uniquery.training.config_files import parse_override
+
     study = read_study(args.study).at_scale(args.scale)
     update: dict[str, Any] = {"set": {**study.set, **dict(parse_override(text) for text in args.set)}}
     if bool(args.train) != bool(args.val):
@@ -92,6 +96,10 @@ def _chosen(args: argparse.Namespace) -> StudySettings:
 
 
 def _print_plan(console: Console, runs: Sequence[PlannedRun], output: Path, jobs: int) -> None:
+    from uniquery.report.tables import duration
+    from uniquery.study.estimate import estimate_runs
+    from uniquery.study.run import is_done
+
     left = [run for run in runs if not is_done(run, output)]
     with console.status("measuring a few steps of each variant"):
         seconds = estimate_runs(left)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from uniquery.cli.options import add_set, add_split, command, print_warning, split_overrides
-from uniquery.report.build import build_report
-from uniquery.training.config import load_config
-from uniquery.training.config_files import Override
-from uniquery.training.distributed import is_main_process
-from uniquery.training.loop import train
+from uniquery.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from uniquery.training.config import Config
+    from uniquery.training.config_files import Override
+    from uniquery.training.resume import Resume
 
 
 def add_parser(commands: Any) -> None:
@@ -23,7 +24,10 @@ def add_parser(commands: Any) -> None:
         run,
         example="uniquery train condinst_lite0 --train train.json images --val val.json images --name cells",
     )
-    parser.add_argument("config", help="a yaml file, or the name of a shipped configuration (uniquery config list)")
+    parser.add_argument(
+        "config",
+        help="a yaml file, the name of a shipped configuration (uniquery config list), or with --resume a run folder",
+    )
     add_split(
         parser, "--train", "training data: a COCO json and its image folder (default: data.train of the configuration)"
     )
@@ -49,10 +53,43 @@ def overrides(args: argparse.Namespace) -> list[Override]:
     return given + list(args.set)
 
 
+def _load_config(args: argparse.Namespace) -> Config:
+    from uniquery.training.config import load_config
+    from uniquery.training.run_folder import RunFolder
+
+    run_folder = RunFolder(Path(args.config))
+    if not run_folder.config_file.is_file():
+        config = load_config(args.config, overrides(args))
+        _warn_of_another_model(args.config, config)
+        return config
+    if args.resume is None:
+        raise UserError(f"{run_folder} is a run: continue it with --resume.")
+    return run_folder.config_to_resume(overrides(args))
+
+
+def _warn_of_another_model(source: str, config: Config) -> None:
+    """Warns if `--set model=…` leaves settings that were made for another segmenter."""
+    from uniquery.training.config import load_config
+
+    try:
+        before, now = load_config(source).model.name, config.model.name
+    except ConfigError:  # complete only with the options
+        return
+    if before != now:
+        print_warning(
+            f"{source} is a configuration of {before}: {now} gets its default size, and optim, schedule and data stay "
+            f"as they were set for {before}. 'uniquery config list' shows configurations of {now}."
+        )
+
+
 def run(args: argparse.Namespace) -> None:
+    from uniquery.experiment import train
+    from uniquery.training.distributed import is_main_process
+    from uniquery.training.run_folder import RunFolder
+
     console = Console()
-    config = load_config(args.config, overrides(args))
-    folder = train(config, resume="auto" if args.resume == "auto" else args.resume is not None, console=console)
+    config = _load_config(args)
+    resume: Resume = "auto" if args.resume == "auto" else args.resume is not None
+    folder = train(config, resume=resume, console=console, warn=print_warning)
     if is_main_process():
-        page = build_report([folder], warn=print_warning)
-        console.print(f"Everything is in {folder}; open {page} in a browser.")
+        console.print(f"Everything is in {folder}; open {RunFolder(folder).report_file} in a browser.", soft_wrap=True)

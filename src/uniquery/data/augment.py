@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +73,8 @@ class Augmentation(Settings, ABC):
     """A random policy: `__call__` draws from the generator and applies what it drew."""
 
     model_config = ConfigDict(allow_inf_nan=False)
+    is_mirror: ClassVar[bool] = False
+    """Whether it makes mirror images; if it does nothing, it must return the very same sample."""
 
     @abstractmethod
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
@@ -90,6 +92,8 @@ class ShortSide(Augmentation):
     def _ordered(self) -> ShortSide:
         if not 0 < self.range[0] <= self.range[1]:
             raise ValueError("range must be two positive sizes, the smaller first")
+        if self.range[1] > self.longest:
+            raise ValueError(f"the short side cannot be {self.range[1]} if the long side is at most {self.longest}")
         return self
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
@@ -100,6 +104,7 @@ class ShortSide(Augmentation):
 class Flip(Augmentation):
     """Mirrors left and right, or top and bottom."""
 
+    is_mirror = True
     op: Literal["flip"] = "flip"
     p: float = Field(0.5, ge=0, le=1)
     axis: Literal["horizontal", "vertical"] = "horizontal"
@@ -114,6 +119,7 @@ class Flip(Augmentation):
 class Transpose(Augmentation):
     """Swaps rows and columns. Together with both flips it gives all 90° rotations: for images without a fixed top."""
 
+    is_mirror = True
     op: Literal["transpose"] = "transpose"
     p: float = Field(0.5, ge=0, le=1)
 
@@ -226,6 +232,7 @@ def augment(
     augmentations: Sequence[Augmentation],
     rng: np.random.Generator,
     load: Callable[[np.random.Generator], Sample] | None = None,
+    mirrored: Tensor | None = None,
 ) -> Sample:
     """Applies the augmentations in order; instances without a pixel left are dropped.
 
@@ -234,20 +241,26 @@ def augment(
         augmentations: in order.
         rng: what they draw from.
         load: gives a random sample of the data set, for copy-paste; None: copy-paste does nothing.
+        mirrored: (C,) the label that each class has in a mirror image; None: the same.
     """
     for index, augmentation in enumerate(augmentations):
         if isinstance(augmentation, CopyPaste):
-            other = None if load is None else partial(_augmented_other, load, augmentations[:index], rng)
+            other = None if load is None else partial(_augmented_other, load, augmentations[:index], rng, mirrored)
             sample = augmentation(sample, rng, other)
-        else:
-            sample = augmentation(sample, rng)
+            continue
+        before, sample = sample, augmentation(sample, rng)
+        if mirrored is not None and augmentation.is_mirror and sample is not before:
+            sample = replace(sample, labels=mirrored[sample.labels])
     return sample.without_empty()
 
 
 def _augmented_other(
-    load: Callable[[np.random.Generator], Sample], augmentations: Sequence[Augmentation], rng: np.random.Generator
+    load: Callable[[np.random.Generator], Sample],
+    augmentations: Sequence[Augmentation],
+    rng: np.random.Generator,
+    mirrored: Tensor | None,
 ) -> Sample:
-    return augment(load(rng), augmentations, rng, load)
+    return augment(load(rng), augmentations, rng, load, mirrored)
 
 
 def paste(sample: Sample, other: Sample, chosen: Tensor) -> Sample:

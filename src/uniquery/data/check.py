@@ -10,7 +10,16 @@ from typing import Any
 
 from uniquery.data.coco_json import Problem, TableCheck, check_tables, image_file_name, read_json
 from uniquery.data.dataset import Row
-from uniquery.data.images import check_image_root, image_size, inside_root, is_file, read_image
+from uniquery.data.images import (
+    check_image_root,
+    find_image_root,
+    image_size,
+    inside_root,
+    is_file,
+    read_image,
+    sixteen_bit_maximum,
+    unused_bits,
+)
 from uniquery.data.json_values import has_size, is_id, is_text, shorten
 from uniquery.data.panoptic_check import SegmentCounter
 from uniquery.data.panoptic_json import check_segments, has_segments, png_folder
@@ -18,6 +27,9 @@ from uniquery.errors import DataError
 
 AREA_LIMITS = {"tiny (< 8²)": 8**2, "small (< 32²)": 32**2, "medium (< 96²)": 96**2, "large": float("inf")}
 COUNT_LIMITS = {"0": 0, "1–10": 10, "11–50": 50, "51–100": 100, "101–300": 300, "more": float("inf")}
+
+READ_LATER = frozenset({"unreadable file", "size mismatch", "unreadable PNG file"})
+"""Kinds of problems that training meets only when it reads the image."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +60,21 @@ class DataReport:
 
     @property
     def is_valid(self) -> bool:
-        """Whether training may start."""
+        """Whether training may start, and would read every image."""
         return not any(p.fatal for p in self.problems)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: what training would do with this data."""
+        kinds = {p.kind for p in self.problems if p.fatal}
+        if not kinds:
+            return "The data is valid."
+        if kinds <= READ_LATER:
+            return (
+                "Training would start, save a checkpoint and stop at the first such image: repair the files, or leave "
+                "them out with data.on_unreadable=skip."
+            )
+        return "Training would not start with this data."
 
 
 def check_data(
@@ -84,6 +109,7 @@ def check_data(
     for done, row in enumerate(raw["images"], start=1):
         check.problems += _file_problems(row, images, read_pixels)
         progress(done, len(raw["images"]))
+    check.problems += _folder_problems(check, images, read_pixels)
     return _summary(raw, check)
 
 
@@ -97,10 +123,48 @@ def _check_panoptic(
         check.problems += _file_problems(row, images, read_pixels)
         check.problems += counter.check(row)
         progress(done, len(raw["images"]))
-    check.mask_areas = counter.areas
+    check.problems += _folder_problems(check, images, read_pixels)
+    check.annotations, check.mask_areas = counter.rows, counter.areas
     stuff = {row["id"] for row in raw["categories"] if is_id(row.get("id")) and row.get("isthing") == 0}
     count = sum(row["category_id"] in stuff and not row["iscrowd"] for row in counter.rows)
-    return replace(_summary({**raw, "annotations": counter.rows}, check), stuff=count)
+    return replace(_summary(raw, check), stuff=count)
+
+
+def _folder_problems(check: TableCheck, root: Path, read_pixels: bool) -> Iterator[Problem]:
+    """What concerns the images as a whole."""
+    yield from _near_folder(check, root)
+    if read_pixels:
+        yield from _unused_bits(check, root)
+
+
+def _near_folder(check: TableCheck, root: Path) -> Iterator[Problem]:
+    """A hint if the images are in another folder nearby."""
+    if not any(problem.kind == "missing file" for problem in check.problems):
+        return
+    for name in check.file_names.values():
+        near = find_image_root(root, name)
+        if near is not None and not _exists(root, name):
+            yield Problem("image folder", f"{name} is not in {root}, but in {near}: give that folder.", fatal=False)
+            return
+
+
+def _unused_bits(check: TableCheck, root: Path) -> Iterator[Problem]:
+    maxima = []
+    for name in check.file_names.values():
+        try:
+            maxima.append(sixteen_bit_maximum(inside_root(root, name)))
+        except DataError:
+            continue  # reported with its file
+    sentence = unused_bits([largest for largest in maxima if largest is not None])
+    if sentence:
+        yield Problem("bits", f"{sentence[0].upper()}{sentence[1:]}", fatal=False)
+
+
+def _exists(root: Path, name: str) -> bool:
+    try:
+        return is_file(inside_root(root, name))
+    except DataError:
+        return False
 
 
 def _file_problems(row: Row, root: Path, read_pixels: bool) -> Iterator[Problem]:
@@ -133,7 +197,7 @@ def _summary(raw: Mapping[str, Any], check: TableCheck) -> DataReport:
     areas: Counter[str] = Counter()
     per_image: Counter[int] = Counter({i["id"]: 0 for i in raw["images"] if is_id(i.get("id"))})
     crowd = 0
-    for row in raw.get("annotations", []):
+    for row in check.annotations:
         if row.get("iscrowd"):
             crowd += 1
             continue

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,15 @@ from torch import Tensor
 
 from uniquery.data.augment import Sample, image_only
 from uniquery.data.coco_json import Problem, TableCheck, check_tables, read_json
-from uniquery.data.dataset import Category, GroundTruth, Row
-from uniquery.data.images import check_image_root, inside_root, is_file, read_image
+from uniquery.data.dataset import Category, ClassLists, GroundTruth, Row
+from uniquery.data.images import check_image_root, find_image_root, inside_root, is_file, read_image
 from uniquery.data.json_values import read_box
+from uniquery.data.lvis import class_lists, read_class_lists
 from uniquery.errors import DataError, did_you_mean
 from uniquery.masks import rle
 
-IMAGE_EXTRAS = ("coco_url", "neg_category_ids", "not_exhaustive_category_ids")
-"""Keys of 'images' that other formats than COCO instances need; they are kept where they are given."""
+IMAGE_EXTRAS = ("coco_url",)
+"""Keys of 'images' that are kept where they are given, besides LVIS's lists of classes."""
 
 
 class CocoData:
@@ -36,6 +38,7 @@ class CocoData:
         annotations: the json.
         images: the folder its file names are relative to.
         classes: names of the classes to use, in the order of their labels; None takes all, by id.
+        allow_missing: whether `classes` may name some that the data does not have; they get no label.
         keep_empty: whether images without instances stay, as negatives.
         ignore_crowd: whether `load` marks crowd regions as not valid; otherwise they are background.
         tables: the content of the json, if it was read before.
@@ -50,6 +53,7 @@ class CocoData:
         images: Path,
         *,
         classes: Sequence[str] | None = None,
+        allow_missing: bool = False,
         keep_empty: bool = True,
         ignore_crowd: bool = True,
         tables: Row | None = None,
@@ -62,8 +66,9 @@ class CocoData:
         check = check_tables(raw, self.image_root)
         raise_fatal(check.problems, self.annotations)
         self.warnings = [problem.text for problem in check.problems]
-        self._category_rows = _select_categories(raw["categories"], classes, self.annotations)
+        self._category_rows = _select_categories(raw["categories"], classes, self.annotations, allow_missing)
         self.categories = [Category(row["id"], row["name"]) for row in self._category_rows]
+        self.unused = count_unused(raw["categories"], check.annotations, self.categories)
         self._pack(raw, check, keep_empty)
         if not len(self):
             raise DataError(
@@ -71,9 +76,9 @@ class CocoData:
             )
 
     def _pack(self, raw: Row, check: TableCheck, keep_empty: bool) -> None:
-        labels = {c.id: label for label, c in enumerate(self.categories)}
+        self._label_of = labels = {c.id: label for label, c in enumerate(self.categories)}
         by_image: dict[int, list[Row]] = {row["id"]: [] for row in raw["images"]}
-        for row in raw["annotations"]:
+        for row in check.annotations:
             if row["category_id"] in labels:
                 by_image[row["image_id"]].append(row)
 
@@ -92,9 +97,11 @@ class CocoData:
         self.areas = _shared([_given(a.get("area"), check.mask_areas[a["id"]]) for a in annotations], np.float64)
         self._pack_boxes(annotations)
         self._names = PackedStrings([check.file_names[i["id"]] for i in images])
-        self._masks = PackedStrings([check.masks[a["id"]]["counts"] for a in annotations])
+        self._masks = PackedStrings([check.masks[a["id"]] for a in annotations])
         extras = [{key: i[key] for key in IMAGE_EXTRAS if key in i} for i in images]
         self._extras = PackedStrings([json.dumps(one) if one else "" for one in extras])
+        lists = [class_lists(i) for i in images]
+        self._class_lists = PackedStrings([json.dumps(one) if one else "" for one in lists]) if any(lists) else None
 
     def _pack_boxes(self, annotations: Sequence[Row]) -> None:
         """The boxes of the json, NaN where there is none; training does not read them, so invalid ones are kept too."""
@@ -118,27 +125,54 @@ class CocoData:
         """Names by label."""
         return [c.name for c in self.categories]
 
+    @property
+    def frequencies(self) -> list[str | None]:
+        """How rare each class is, by label: r, c or f as in LVIS, None where the annotations do not say it."""
+        return [row.get("frequency") for row in self._category_rows]
+
     def path(self, index: int) -> Path:
         """The file of an image."""
         return inside_root(self.image_root, self._names[index])
 
     def instances_per_image(self) -> Tensor:
         """(I,) how many instances each image has, crowd regions and empty masks excluded."""
+        return torch.bincount(self._instance_pairs()[0], minlength=len(self))
+
+    def image_classes(self) -> tuple[Tensor, Tensor]:
+        """(P,) index of an image and (P,) label, for each class that an image has instances of."""
+        index, label = self._instance_pairs()
+        pairs = (index * len(self.categories) + label).unique()
+        return pairs // len(self.categories), pairs % len(self.categories)
+
+    def _instance_pairs(self) -> tuple[Tensor, Tensor]:
+        """(K,) index of the image and (K,) label of all instances, crowd regions and empty masks excluded."""
         image = torch.repeat_interleave(torch.arange(len(self)), self.starts.diff())
-        return torch.bincount(image[~self.crowd & (self.mask_areas > 0)], minlength=len(self))
+        counted = ~self.crowd & (self.mask_areas > 0)
+        return image[counted], self.labels[counted]
 
     def checksum(self) -> int:
         """CRC-32 of everything that training reads from the annotations, independent of the folders."""
         total = 0
         for column in (self.image_ids, self.sizes, self.starts, self.labels, self.crowd, self.annotation_ids):
             total = zlib.crc32(column.numpy().data, total)
-        return self._masks.checksum(self._names.checksum(total))
+        total = self._masks.checksum(self._names.checksum(total))
+        return self._class_lists.checksum(total) if self._class_lists else total
 
     def instances(self, index: int) -> list[tuple[int, rle.Rle]]:
         """(label, run-length mask) of the instances of an image, crowd regions and empty masks excluded."""
         numbers = self._annotation_numbers(index, crowd=False)
         labels = self.labels[numbers].tolist()
         return [(label, self._mask(index, number)) for label, number in zip(labels, numbers, strict=True)]
+
+    def class_lists(self, index: int) -> ClassLists:
+        """What an image is labeled for besides its instances; empty lists if the annotations do not say it."""
+        return read_class_lists(self._read_class_lists(index), self._label_of)
+
+    def _read_class_lists(self, index: int) -> Row:
+        """LVIS's lists of an image, as the annotations have them."""
+        text = self._class_lists[index] if self._class_lists else ""
+        lists: Row = json.loads(text or "{}")
+        return lists
 
     def load(self, index: int) -> Sample:
         """An image and its instances.
@@ -191,9 +225,10 @@ class CocoData:
         """Raises if an image file is missing, before training starts."""
         missing = [index for index in range(len(self)) if not is_file(self.path(index))]
         if missing:
+            near, first = find_image_root(self.image_root, self._names[missing[0]]), self.path(missing[0])
             raise DataError(
-                f"{len(missing)} of {len(self)} image files are missing, the first is {self.path(missing[0])} "
-                f"({self._image_name(missing[0])})."
+                f"{len(missing)} of {len(self)} image files are missing, the first is {first} "
+                f"({self._image_name(missing[0])}).{f' It is in {near}: give that folder.' if near else ''}"
             )
 
     def _image_name(self, index: int) -> str:
@@ -208,6 +243,8 @@ class CocoData:
             image_id: {"id": image_id, "height": height, "width": width, **json.loads(extras or "{}")}
             for image_id, (height, width), extras in zip(ids, sizes, self._extras.tolist(), strict=True)
         }
+        for image, row in enumerate(images.values()):
+            row.update(self._read_class_lists(image))
         index = torch.repeat_interleave(torch.arange(len(self)), self.starts.diff()).tolist()
         boxes = [None if box[0] != box[0] else box for box in self.boxes.tolist()]
         for number, box in self._invalid_boxes.items():
@@ -280,13 +317,20 @@ def raise_fatal(problems: Sequence[Problem], path: Path) -> None:
         raise DataError(f"{path}: {fatal[0].text.removesuffix('.')}{more}.")
 
 
-def _select_categories(rows: Sequence[Row], classes: Sequence[str] | None, path: Path) -> list[Row]:
+def count_unused(categories: Sequence[Row], annotations: Iterable[Row], used: Sequence[Category]) -> dict[str, int]:
+    """Name → number of annotations of each class that is not used."""
+    names = {row["id"]: row["name"] for row in categories}
+    counts = Counter(row["category_id"] for row in annotations)
+    return {names[number]: count for number, count in counts.items() if number not in {c.id for c in used}}
+
+
+def _select_categories(rows: list[Row], classes: Sequence[str] | None, path: Path, allow_missing: bool) -> list[Row]:
     by_name = {row["name"]: row for row in rows}
     if classes is None:
         return sorted(by_name.values(), key=lambda row: row["id"])
     if not classes or len(set(classes)) < len(classes):
         raise DataError(f"The classes to use from {path} must be one or more different names, not {list(classes)}.")
     for name in classes:
-        if name not in by_name:
+        if name not in by_name and not (allow_missing and by_name.keys() & classes):
             raise DataError(f"{path} has no class '{name}'.{did_you_mean(name, by_name)}")
-    return [by_name[name] for name in classes]
+    return [by_name[name] for name in classes if name in by_name]

@@ -42,6 +42,19 @@ def is_panoptic(categories: Sequence[Category]) -> bool:
 
 
 @dataclass(frozen=True)
+class ClassLists:
+    """What an image is labeled for besides its instances, as in LVIS; labels, in ascending order.
+
+    Attributes:
+        negative: classes that were looked for and that the image has no instance of.
+        not_exhaustive: classes of which some instances are not labeled.
+    """
+
+    negative: tuple[int, ...] = ()
+    not_exhaustive: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class GroundTruth:
     """COCO tables in memory, as the metrics read them.
 
@@ -77,6 +90,10 @@ class Dataset(Protocol):
         """Names of the categories, by label."""
 
     @property
+    def frequencies(self) -> Sequence[str | None]:
+        """How rare each class is, by label: r, c or f as in LVIS, None where the annotations do not say it."""
+
+    @property
     def image_ids(self) -> Tensor:
         """(I,) int64, as in the annotations."""
 
@@ -101,6 +118,12 @@ class Dataset(Protocol):
 
     def instances_per_image(self) -> Tensor:
         """(I,) how many instances each image has, crowd regions excluded."""
+
+    def image_classes(self) -> tuple[Tensor, Tensor]:
+        """(P,) index of an image and (P,) label, for each class that an image has instances of."""
+
+    def class_lists(self, index: int) -> ClassLists:
+        """What an image is labeled for besides its instances; empty lists if the annotations do not say it."""
 
     def checksum(self) -> int:
         """CRC-32 of everything that training reads from the annotations, independent of the folders."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PureWindowsPath
 
@@ -18,6 +18,7 @@ from uniquery.errors import DataError
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif"})
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM", "GIF")  # for some other formats pillow starts programs
 MAX_PIXELS = 178_956_970  # pillow refuses larger files as decompression bombs
+MAX_FOLDERS = 50  # how many subfolders are searched for an image
 _SIXTEEN_BIT = ("I;16", "I;16B", "I;16L", "I;16N", "I")
 _ROTATED = (5, 6, 7, 8)  # the EXIF orientations that swap height and width
 
@@ -50,6 +51,33 @@ def image_size(path: Path) -> tuple[int, int]:
         return (width, height) if is_rotated else (height, width)
 
 
+def sixteen_bit_maximum(path: Path) -> int | None:
+    """The largest value of an image with 16 bits a pixel; None for other images, which are not decoded.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    with _opened(path) as image:
+        return int(np.asarray(image).max(initial=0)) if image.mode in _SIXTEEN_BIT else None
+
+
+def unused_bits(maxima: Sequence[int]) -> str:
+    """A sentence about 16-bit images if their values reach less than half of the range; else an empty text.
+
+    >>> unused_bits([4095, 3000]).partition(":")[0]
+    'the values of 16-bit images reach only 4095 of 65535, and the images become nearly black'
+    >>> unused_bits([200]), unused_bits([60000, 4000]), unused_bits([])
+    ('', '', '')
+    """
+    largest = max(maxima, default=0)
+    if not 255 < largest < 2**15:  # up to 255 they are taken as they are
+        return ""
+    return (
+        f"the values of 16-bit images reach only {largest} of 65535, and the images become nearly black: scale them to "
+        "the whole range, or convert them to 8 bits."
+    )
+
+
 def check_image_root(root: Path) -> None:
     """Raises unless the image folder exists."""
     if not os.path.isdir(root):  # noqa: PTH112 (Path.is_dir raises for names that the system does not allow)
@@ -64,16 +92,37 @@ def is_file(path: Path) -> bool:
 def inside_root(root: Path, name: str) -> Path:
     """The path of a file named in annotations.
 
+    An absolute name may lead into the root. Where there is no such file, back-slashes, as Windows writes them, separate
+    folders.
+
     Raises:
-        DataError: the name is empty or absolute on any system, leads outside the root, or has control characters.
+        DataError: the name is empty, leads outside the root on any system, or has control characters.
     """
+    given = name
+    if "\\" in name and not PureWindowsPath(name).anchor and not is_file(root / name):
+        name = name.replace("\\", "/")
     relative = Path(os.path.normpath(name))
+    if relative.is_absolute() and relative.is_relative_to(root.absolute()):
+        relative = relative.relative_to(root.absolute())
     is_anchored = PureWindowsPath(str(relative)).anchor  # a leading slash, or a drive of Windows
     if not name or min(name) < " " or is_anchored or relative.parts[:1] in ((), (os.pardir,)):
         raise DataError(
-            f"{name[:80]!r} does not name a file inside the image folder {root}: use a name relative to it."
+            f"{given[:80]!r} does not name a file inside the image folder {root}: use a name relative to it."
         )
     return root / relative
+
+
+def find_image_root(root: Path, name: str) -> Path | None:
+    """The folder near an image folder, above it or up to two below it, in which a file does exist."""
+    below = sorted(root.glob("*/"))[:MAX_FOLDERS]
+    deeper = [folder for parent in below for folder in sorted(parent.glob("*/"))[:MAX_FOLDERS]]
+    for folder in (root.absolute().parent, *below, *deeper):
+        try:
+            if is_file(inside_root(folder, name)):
+                return folder
+        except DataError:
+            continue
+    return None
 
 
 @contextmanager

@@ -18,6 +18,7 @@ def open_data(
     *,
     pngs: Path | None = None,
     classes: Sequence[str] | None = None,
+    allow_missing: bool = False,
     keep_empty: bool = True,
     ignore_crowd: bool = True,
 ) -> CocoData:
@@ -28,6 +29,7 @@ def open_data(
         images: the folder its file names are relative to.
         pngs: the folder of panoptic PNG files; None: the path of the json without its ending.
         classes: names of the classes to use, in the order of their labels; None takes all, by id.
+        allow_missing: whether `classes` may name some that the data does not have; they get no label.
         keep_empty: whether images without instances stay, as negatives.
         ignore_crowd: whether `load` marks crowd regions and void as not valid; otherwise they are background.
 
@@ -41,6 +43,7 @@ def open_data(
             images,
             pngs=pngs,
             classes=classes,
+            allow_missing=allow_missing,
             keep_empty=keep_empty,
             ignore_crowd=ignore_crowd,
             tables=tables,
@@ -48,5 +51,11 @@ def open_data(
     if pngs is not None:
         raise DataError(f"{annotations} is not panoptic, it has no 'segments_info': leave out the folder {pngs}.")
     return CocoData(
-        annotations, images, classes=classes, keep_empty=keep_empty, ignore_crowd=ignore_crowd, tables=tables
+        annotations,
+        images,
+        classes=classes,
+        allow_missing=allow_missing,
+        keep_empty=keep_empty,
+        ignore_crowd=ignore_crowd,
+        tables=tables,
     )

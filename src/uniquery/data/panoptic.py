@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from uniquery.data.augment import Sample, image_only
-from uniquery.data.coco import CocoData, PackedStrings, raise_fatal
+from uniquery.data.coco import CocoData, PackedStrings, count_unused, raise_fatal
 from uniquery.data.coco_json import read_json
 from uniquery.data.dataset import GroundTruth, Row
 from uniquery.data.images import inside_root, is_file
@@ -36,6 +36,7 @@ class PanopticData(CocoData):
         images: the folder of the images.
         pngs: the folder of the PNG files; None: the path of the json without its ending.
         classes: names of the classes to use, in the order of their labels; None takes all, by id.
+        allow_missing: whether `classes` may name some that the data does not have; they get no label.
         keep_empty: whether images without segments stay.
         ignore_crowd: whether `load` marks crowd segments and void as not valid.
         tables: the content of the json, if it was read before.
@@ -51,6 +52,7 @@ class PanopticData(CocoData):
         *,
         pngs: Path | None = None,
         classes: Sequence[str] | None = None,
+        allow_missing: bool = False,
         keep_empty: bool = True,
         ignore_crowd: bool = True,
         tables: Row | None = None,
@@ -61,7 +63,16 @@ class PanopticData(CocoData):
         raise_fatal(check.problems, Path(annotations))
         kept = raw["images"] if keep_empty else _images_with_segments(raw, check.entries, classes)
         selected = {**raw, "images": kept, "annotations": []}
-        super().__init__(annotations, images, classes=classes, ignore_crowd=ignore_crowd, tables=selected)
+        super().__init__(
+            annotations,
+            images,
+            classes=classes,
+            allow_missing=allow_missing,
+            ignore_crowd=ignore_crowd,
+            tables=selected,
+        )
+        segments = (segment for entry in check.entries.values() for segment in entry["segments_info"])
+        self.unused = count_unused(raw["categories"], segments, self.categories)
         rows = zip(self.categories, self._category_rows, strict=True)
         self.categories = [replace(category, is_thing=bool(row["isthing"])) for category, row in rows]
         self._pack_segments([check.entries[image] for image in self.image_ids.tolist()])

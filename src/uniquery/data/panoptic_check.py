@@ -9,7 +9,7 @@ import numpy as np
 
 from uniquery.data.coco_json import Problem
 from uniquery.data.dataset import Row
-from uniquery.data.images import inside_root
+from uniquery.data.images import inside_root, is_file
 from uniquery.data.json_values import has_size
 from uniquery.data.panoptic_json import check_png_size, read_ids
 from uniquery.errors import DataError
@@ -41,6 +41,9 @@ class SegmentCounter:
         path, size = inside_root(self._pngs, entry["file_name"]), (image["height"], image["width"])
         segments = entry["segments_info"]
         areas = [int(segment.get("area") or 0) for segment in segments]
+        if not is_file(path):
+            yield Problem("missing PNG file", f"Image {image['id']}: the panoptic PNG file {path} is missing.")
+            return
         try:
             check_png_size(path, size, image["id"])
             if self._read_pixels:
@@ -49,7 +52,7 @@ class SegmentCounter:
                 found = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
                 areas = [found.get(segment["id"], 0) for segment in segments]
         except DataError as error:
-            yield Problem("PNG file", str(error))
+            yield Problem("unreadable PNG file", str(error))
             return
         for segment, area in zip(segments, areas, strict=True):
             about = {key: segment.get(key) for key in ("category_id", "iscrowd")}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,13 +41,14 @@ class SegmentCheck:
     entries: dict[int, Row] = field(default_factory=dict)
 
 
-def has_segments(annotations: Sequence[Any]) -> bool:
-    """Whether the rows of 'annotations' are panoptic.
+def has_segments(annotations: Iterable[Any]) -> bool:
+    """Whether the rows of 'annotations' are panoptic; the first one that has masks decides, as there may be many.
 
     >>> has_segments([{"id": 1}]), has_segments([{"image_id": 1, "segments_info": []}])
     (False, True)
     """
-    return any(isinstance(row, Mapping) and "segments_info" in row for row in annotations)
+    tables = (row for row in annotations if isinstance(row, Mapping))
+    return next(("segments_info" in row for row in tables if row.keys() & {"segments_info", "segmentation"}), False)
 
 
 def png_folder(annotations: Path, given: Path | None = None) -> Path:
@@ -70,7 +71,9 @@ def check_segments(raw: Mapping[str, Any], pngs: Path) -> SegmentCheck:
     check = SegmentCheck(list(_thing_problems(raw["categories"])))
     categories = {row["id"] for row in raw["categories"] if is_id(row.get("id"))}
     images = {row["id"] for row in raw["images"] if is_id(row.get("id"))}
+    named = set[int]()
     for row in raw["annotations"]:
+        named.update([row["image_id"]] if is_id(row.get("image_id")) else [])
         problems = list(_entry_problems(row, images, pngs)) or list(_segment_problems(row, categories))
         if not problems and row["image_id"] in check.entries:
             text = f"Image {row['image_id']} has several entries in 'annotations', and needs one."
@@ -78,7 +81,6 @@ def check_segments(raw: Mapping[str, Any], pngs: Path) -> SegmentCheck:
         if not problems:
             check.entries[row["image_id"]] = row
         check.problems += problems
-    named = {row.get("image_id") for row in raw["annotations"] if is_id(row.get("image_id"))}
     for image in sorted(images - named):
         check.problems.append(Problem("no entry", f"Image {image} has no entry in 'annotations', and needs one."))
     return check

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from uniquery.data.drawing import (
     CLASS_NAMES,
@@ -34,6 +34,7 @@ from uniquery.data.drawing import (
     shape,
     stuff_background,
 )
+from uniquery.data.lvis_scenes import image_name, long_tailed, lvis_form
 from uniquery.data.panoptic_scenes import panoptic_categories, visible_stuff, write_panoptic_entry
 from uniquery.errors import DataError
 from uniquery.masks import rle
@@ -57,7 +58,16 @@ class ScenesConfig(Settings):
     lookalikes: float = Field(0.3, ge=0, le=1, description="Share of objects that copy another's class and texture.")
     occlusion: float = Field(0.5, ge=0, le=1, description="0: objects only touch; 1: up to 3/4 may be covered.")
     seed: int = Field(0, ge=0, description="All images follow from it.")
+    lvis: bool = Field(
+        False, description="Write LVIS json; each class is 2.2 times as rare in training as the one before it."
+    )
     panoptic: bool = Field(False, description="Backgrounds are stuff and void, and annotations COCO's panoptic ones.")
+
+    @model_validator(mode="after")
+    def _has_one_form(self) -> ScenesConfig:
+        if self.lvis and self.panoptic:
+            raise ValueError("lvis and panoptic are two forms of annotations: choose one")
+        return self
 
 
 @dataclass(frozen=True)
@@ -139,12 +149,17 @@ def _plan(rng: Rng, config: ScenesConfig) -> list[SceneObject]:
         if objects and rng.random() < config.lookalikes:
             objects.append(_copy(rng, objects[int(rng.random() * len(objects))], smallest))
             continue
-        share, label = rng.random(), int(rng.random() * config.classes)
+        share, label = rng.random(), _class(rng.random(), config)
         radius = smallest + (largest - smallest) * share * share
         form, texture = (tuple(rng.random(8).tolist()) for _ in range(2))
         colors = np.stack([random_color(rng, 0.4, 1.0), random_color(rng, 0.2, 1.0)])
         objects.append(SceneObject(label, len(objects), radius, direction(rng), form, texture, colors))
     return sorted(objects, key=lambda obj: -obj.radius * (0.5 + rng.random()))
+
+
+def _class(uniform: float, config: ScenesConfig) -> int:
+    """A class from a uniform number in 0..1."""
+    return long_tailed(uniform, config.classes) if config.lvis else int(uniform * config.classes)
 
 
 def _smallest_radius(side: int) -> float:
@@ -252,9 +267,11 @@ def _write_split(files: SceneFiles, split: str, config: ScenesConfig) -> Iterato
     files.annotations(split).parent.mkdir(exist_ok=True)
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
+    # Rare classes of an evenly drawn validation split can be measured.
+    drawing = config if split == "train" else config.model_copy(update={"lvis": False})
     for number in range(1, _count(split, config) + 1):
         key = np.random.SeedSequence([config.seed, SPLITS.index(split), number])
-        scene, name = draw_scene(np.random.Generator(np.random.PCG64(key)), config), f"{number:06d}.png"
+        scene, name = draw_scene(np.random.Generator(np.random.PCG64(key)), drawing), f"{number:06d}.png"
         Image.fromarray(scene.image).save(files.images(split) / name, compress_level=1)
         images.append({"id": number, "file_name": name, "width": config.size, "height": config.size})
         labels = scene.labels.tolist()
@@ -268,6 +285,8 @@ def _write_split(files: SceneFiles, split: str, config: ScenesConfig) -> Iterato
     if config.panoptic:
         categories = panoptic_categories(config.classes)
     content = {"info": _info(config), "images": images, "annotations": annotations, "categories": categories}
+    if config.lvis:
+        content = lvis_form(content, split, config.seed, files.annotations(SPLITS[0]))
     with files.annotations(split).open("w", encoding="utf-8") as stream:
         json.dump(content, stream)
         stream.flush()
@@ -286,7 +305,7 @@ def _info(config: ScenesConfig) -> dict[str, Any]:
 
 def _settings(config: ScenesConfig) -> dict[str, Any]:
     """The settings, without the form of the annotations if it is the usual one, as older folders have them."""
-    return {key: value for key, value in config.model_dump().items() if key != "panoptic" or value}
+    return {key: value for key, value in config.model_dump().items() if key not in ("lvis", "panoptic") or value}
 
 
 def _count(split: str, config: ScenesConfig) -> int:
@@ -298,7 +317,7 @@ def _mismatch(files: SceneFiles, config: ScenesConfig) -> str:
     for split in SPLITS:
         try:
             content = json.loads(files.annotations(split).read_text(encoding="utf-8"))
-            info, names = content["info"], [image["file_name"] for image in content["images"]]
+            info, names = content["info"], [image_name(image) for image in content["images"]]
             files_found = {path.name for path in files.images(split).glob("*.png") if path.stat().st_size}
         except (OSError, ValueError, KeyError, TypeError):
             return f"annotations/{split}.json is missing or was not written by uniquery"
@@ -313,6 +332,6 @@ def _mismatch(files: SceneFiles, config: ScenesConfig) -> str:
 
 def _difference(info: Any, config: ScenesConfig) -> str:
     old = info.get("config") if isinstance(info, dict) else None
-    old, new = {"panoptic": False, **(old if isinstance(old, dict) else {})}, config.model_dump()
+    old, new = {"lvis": False, "panoptic": False, **(old if isinstance(old, dict) else {})}, config.model_dump()
     changed = [f"{key} is {old[key]}, not {new[key]}" for key in new if key in old and old[key] != new[key]]
     return ", ".join(changed) or "it was drawn by another version"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -48,8 +48,11 @@ METRIC_DESCRIPTIONS = {
     "ARs": "small, < 32² pixels",
     "ARm": "medium, 32² to 96²",
     "ARl": "large, > 96²",
+    "APr": "rare classes, in 1 to 10 training images",
+    "APc": "common classes, in 11 to 100",
+    "APf": "frequent classes, in more than 100",
 }
-"""COCO's twelve metrics, in their usual order, and what they are."""
+"""COCO's twelve metrics, in their usual order, and what they are; then those that LVIS adds."""
 PANOPTIC_DESCRIPTIONS = {
     "PQ": "panoptic quality, SQ × RQ per class",
     "PQ_th": "PQ of things",
@@ -65,7 +68,8 @@ PANOPTIC_DESCRIPTIONS = {
 SUMMARY_METRICS = {"AP": ("AP", "AP50", "AP75")}
 """Headline metric → the few metrics that a short summary shows, the headline first."""
 
-_AREAS = ("s", "m", "l")
+AREAS = ("s", "m", "l")
+"""Letters of the size ranges, after all sizes together."""
 IOU_TYPES = {"segm": "mask", "bbox": "box"}
 """What is compared → its name."""
 
@@ -132,25 +136,28 @@ def evaluate(
     >>> round(evaluate(truth, [{**box, "score": 0.5}], iou_type="bbox").values["AP"], 6)
     100.0
     """
-    _check_choice("iou_type", iou_type, IOU_TYPES)
-    _check_choice("backend", backend, _BACKENDS)
+    check_choice("iou_type", iou_type, IOU_TYPES)
+    check_choice("backend", backend, _BACKENDS)
     if max_detections < 1:
         raise UserError(f"max_detections is {max_detections} and must be at least 1.")
-    ground_truth = _select_categories(read_ground_truth(truth), category_ids)
-    images = _select_images(ground_truth, image_ids)
-    objects, detections = _objects(ground_truth, iou_type, images), _detections(results, ground_truth, iou_type, images)
+    ground_truth = select_categories(read_ground_truth(truth), category_ids)
+    images = select_images(ground_truth, image_ids)
+    objects, detections = (
+        read_objects(ground_truth, iou_type, images),
+        read_detections(results, ground_truth, iou_type, images),
+    )
     limits = _limits(max_detections)
     counts = Counter(one["category_id"] for one in objects if not one["iscrowd"])
     if counts:
         tables = _tables(ground_truth, images, objects), _tables(ground_truth, images, detections)
         precision, recall = _BACKENDS[backend](*tables, iou_type, limits)
     else:
-        shape = (len(ground_truth.categories), 1 + len(_AREAS), len(limits))
+        shape = (len(ground_truth.categories), 1 + len(AREAS), len(limits))
         precision, recall = np.full((10, 101, *shape), -1.0), np.full((10, *shape), -1.0)
-    labels = class_labels(ground_truth.categories)
+    labels = category_labels(ground_truth.categories)
     return Metrics(
         values=_values(precision, recall, limits),
-        per_class={label: _mean(precision[:, :, k, 0, -1]) for k, label in enumerate(labels.values())},
+        per_class={label: mean_percent(precision[:, :, k, 0, -1]) for k, label in enumerate(labels.values())},
         per_class_instances={label: counts[category] for category, label in labels.items()},
         iou_type=iou_type,
         max_detections=max_detections,
@@ -167,8 +174,11 @@ def hotcoco_evaluation(
         DataError: something is wrong with the ground truth or the results.
     """
     ground_truth = read_ground_truth(truth)
-    images = _select_images(ground_truth, None)
-    objects, detections = _objects(ground_truth, "segm", images), _detections(results, ground_truth, "segm", images)
+    images = select_images(ground_truth, None)
+    objects, detections = (
+        read_objects(ground_truth, "segm", images),
+        read_detections(results, ground_truth, "segm", images),
+    )
     tables = _tables(ground_truth, images, objects), _tables(ground_truth, images, detections)
     return _run_hotcoco(*tables, "segm", _limits(max_detections))
 
@@ -177,11 +187,13 @@ def _limits(max_detections: int) -> list[int]:
     return [limit for limit in (1, 10) if limit < max_detections] + [max_detections]
 
 
-def _objects(truth: GroundTruth, iou_type: IouType, images: frozenset[int]) -> list[Row]:
+def read_objects(truth: GroundTruth, iou_type: IouType, images: frozenset[int]) -> list[Row]:
+    """The annotations of these images, checked, and numbered from 1."""
     return [{**one, "id": n} for n, one in enumerate(check_annotations(truth, iou_type, images), 1)]
 
 
-def _select_categories(truth: GroundTruth, category_ids: Sequence[int] | None) -> GroundTruth:
+def select_categories(truth: GroundTruth, category_ids: Sequence[int] | None) -> GroundTruth:
+    """The ground truth of some classes; None: of all."""
     if category_ids is None:
         return truth
     selected = set(category_ids)
@@ -190,7 +202,12 @@ def _select_categories(truth: GroundTruth, category_ids: Sequence[int] | None) -
     return replace(truth, categories=categories, annotations=annotations)
 
 
-def _select_images(truth: GroundTruth, image_ids: Sequence[int] | None) -> frozenset[int]:
+def select_images(truth: GroundTruth, image_ids: Sequence[int] | None) -> frozenset[int]:
+    """The ids of the images to score; None: of all.
+
+    Raises:
+        DataError: an id is unknown.
+    """
     if image_ids is None:
         return frozenset(truth.images)
     unknown = [i for i in image_ids if i not in truth.images]
@@ -199,9 +216,10 @@ def _select_images(truth: GroundTruth, image_ids: Sequence[int] | None) -> froze
     return frozenset(image_ids)
 
 
-def _detections(
+def read_detections(
     results: Sequence[Row] | Path | str, truth: GroundTruth, iou_type: IouType, images: frozenset[int]
 ) -> list[Row]:
+    """The detections on these images, checked, and numbered from 1."""
     if isinstance(results, Path | str):
         entries: Sequence[Row] = read_results(results)
         source = str(results)
@@ -273,29 +291,29 @@ _BACKENDS: dict[str, Callable[[dict[str, Any], dict[str, Any], IouType, list[int
 def _values(precision: Array, recall: Array, limits: list[int]) -> dict[str, float | None]:
     """COCO's numbers from what was accumulated: precision (T, R, K, A, M) and recall (T, K, A, M)."""
     return {
-        "AP": _mean(precision[..., 0, -1]),
-        "AP50": _mean(precision[0, ..., 0, -1]),
-        "AP75": _mean(precision[5, ..., 0, -1]),
-        **{f"AP{letter}": _mean(precision[..., a, -1]) for a, letter in enumerate(_AREAS, 1)},
-        **{f"AR{limit}": _mean(recall[..., 0, m]) for m, limit in enumerate(limits)},
-        **{f"AR{letter}": _mean(recall[..., a, -1]) for a, letter in enumerate(_AREAS, 1)},
+        "AP": mean_percent(precision[..., 0, -1]),
+        "AP50": mean_percent(precision[0, ..., 0, -1]),
+        "AP75": mean_percent(precision[5, ..., 0, -1]),
+        **{f"AP{letter}": mean_percent(precision[..., a, -1]) for a, letter in enumerate(AREAS, 1)},
+        **{f"AR{limit}": mean_percent(recall[..., 0, m]) for m, limit in enumerate(limits)},
+        **{f"AR{letter}": mean_percent(recall[..., a, -1]) for a, letter in enumerate(AREAS, 1)},
     }
 
 
-def _mean(values: Array) -> float | None:
+def mean_percent(values: Array) -> float | None:
     """In percent, over what was measured: the backends mark everything else by −1.
 
-    >>> _mean(np.array([0.5, -1.0, 1.0])), _mean(np.array([-1.0]))
+    >>> mean_percent(np.array([0.5, -1.0, 1.0])), mean_percent(np.array([-1.0]))
     (75.0, None)
     """
     measured = values[values > -1]
     return 100 * float(measured.mean()) if measured.size else None
 
 
-def class_labels(categories: Mapping[int, Row]) -> dict[int, str]:
+def category_labels(categories: Mapping[int, Row]) -> dict[int, str]:
     """A different name for each category id.
 
-    >>> class_labels({1: {"name": "bat"}, 2: {"name": "bat"}, 3: {"name": "cat"}, 4: {}})
+    >>> category_labels({1: {"name": "bat"}, 2: {"name": "bat"}, 3: {"name": "cat"}, 4: {}})
     {1: 'bat (1)', 2: 'bat (2)', 3: 'cat', 4: 'category 4'}
     """
     names = {i: str(category.get("name", f"category {i}")) for i, category in categories.items()}
@@ -323,12 +341,18 @@ def describe_metric(name: str) -> str:
 
     >>> describe_metric("AP50"), describe_metric("APs"), describe_metric("AR300")
     ('IoU ≥ 0.50', 'small, < 32² pixels', 'best 300 per image and class')
+    >>> describe_metric("AR@300"), describe_metric("ARs@300")
+    ('best 300 per image', 'small, < 32² pixels')
     """
+    kind, _, limit = name.partition("@")
+    if limit:
+        return f"best {limit} per image" if kind == "AR" else METRIC_DESCRIPTIONS.get(kind, "")
     if name.startswith("AR") and name[2:].isdecimal():
         return f"best {name[2:]} per image and class"
     return METRIC_DESCRIPTIONS.get(name) or PANOPTIC_DESCRIPTIONS.get(name, "")
 
 
-def _check_choice(name: str, value: str, choices: Mapping[str, object]) -> None:
+def check_choice(name: str, value: str, choices: Collection[str]) -> None:
+    """Raises a UserError if a value is not one of the choices."""
     if value not in choices:
         raise UserError(f"{name} is {value!r}; it is one of {', '.join(choices)}.{did_you_mean(value, choices)}")

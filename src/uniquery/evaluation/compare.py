@@ -12,11 +12,14 @@ from hotcoco import mask as coco_mask
 from scipy import stats
 
 from uniquery.data.dataset import Row
-from uniquery.evaluation.coco import COCO_DETECTIONS, hotcoco_evaluation
+from uniquery.evaluation.coco import hotcoco_evaluation
 from uniquery.evaluation.entries import AnyGroundTruth
+from uniquery.evaluation.lvis import lvis_evaluation
+from uniquery.evaluation.protocol import DETECTIONS, choose_protocol
 from uniquery.masks.rle import Rle
 
 CONFIDENCE = 0.95
+_EVALUATIONS = {"coco": hotcoco_evaluation, "lvis": lvis_evaluation}
 MOST_SEEDS = 100  # beyond this many, more seeds are not a practical advice
 
 
@@ -110,12 +113,17 @@ def bootstrap_over_images(
     control: Sequence[Row],
     variant: Sequence[Row],
     *,
-    max_detections: int = COCO_DETECTIONS,
+    max_detections: int | None = None,
     samples: int = 1000,
     seed: int = 0,
 ) -> ImageInterval:
-    """Mask AP of one set of COCO results minus that of another, and how much that depends on the images."""
-    before, after = (hotcoco_evaluation(truth, results, max_detections) for results in (control, variant))
+    """Mask AP of one set of COCO results minus that of another, and how much that depends on the images.
+
+    By LVIS's rules where the data has frequencies; `max_detections` is the protocol's own number by default.
+    """
+    protocol = choose_protocol(truth)
+    evaluation, limit = _EVALUATIONS[protocol], max_detections or DETECTIONS[protocol]
+    before, after = (evaluation(truth, results, limit) for results in (control, variant))
     compared = hotcoco.compare(before, after, n_bootstrap=samples, seed=seed, confidence=CONFIDENCE)
     interval = compared["ci"]["AP"]
     return ImageInterval(100 * compared["deltas"]["AP"], 100 * interval["lower"], 100 * interval["upper"])

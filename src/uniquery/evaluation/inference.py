@@ -22,9 +22,19 @@ Progress = Callable[[int, int], None]
 
 @torch.inference_mode()
 def forward_passes(
-    model: Segmenter[Any, Any, Any], samples: EvaluationSamples, batch_size: int, workers: int, progress: Progress
+    model: Segmenter[Any, Any, Any],
+    samples: EvaluationSamples,
+    *,
+    batch_size: int = 1,
+    workers: int = 0,
+    progress: Progress = lambda *_: None,
+    on_unreadable: Callable[[str], object] = lambda _: None,
 ) -> Iterator[tuple[Batch, Any]]:
-    """Each batch of some images, and what the model's forward gives for it."""
+    """Each batch of some images, and what the model's forward gives for it.
+
+    Images that the samples skip because they cannot be read are given as a sentence to `on_unreadable`; in the batch
+    they are `unreadable`.
+    """
     device = next(model.parameters()).device
     loader: DataLoader[Any] = DataLoader(
         samples,
@@ -38,6 +48,9 @@ def forward_passes(
     model.eval()
     done = 0
     for batch in raise_errors(loader):
+        for unreadable in batch.unreadable:
+            for sentence in unreadable:
+                on_unreadable(sentence)
         yield batch, model(batch.images.to(device))
         done += len(batch.images)
         progress(done, len(samples))
@@ -52,12 +65,20 @@ def predict_samples(
     batch_size: int = 1,
     workers: int = 0,
     progress: Progress = lambda *_: None,
+    on_unreadable: Callable[[str], object] = lambda _: None,
 ) -> Iterator[tuple[int, list[Instances]]]:
-    """(image id, its instances at each mask threshold) for every image, once; None is the model's own threshold."""
-    for batch, outputs in forward_passes(model, samples, batch_size, workers, progress):
+    """(image id, its instances at each mask threshold) for every image, once; None is the model's own threshold.
+
+    Images that the samples skip because they cannot be read are left out, and given as a sentence to `on_unreadable`.
+    """
+    passes = forward_passes(
+        model, samples, batch_size=batch_size, workers=workers, progress=progress, on_unreadable=on_unreadable
+    )
+    for batch, outputs in passes:
         at_thresholds = [model.predict(outputs, batch.original_sizes, mask_threshold=t) for t in mask_thresholds]
-        for target, *instances in zip(batch.targets, *at_thresholds, strict=True):
-            yield target.image_id, instances
+        for target, unreadable, *instances in zip(batch.targets, batch.unreadable, *at_thresholds, strict=True):
+            if not unreadable:
+                yield target.image_id, instances
 
 
 def predict_dataset(
@@ -72,6 +93,7 @@ def predict_dataset(
     rank: int = 0,
     ranks: int = 1,
     progress: Progress = lambda *_: None,
+    on_unreadable: Callable[[str], object] | None = None,
 ) -> dict[float | None, list[Row]]:
     """COCO results of a model on a data set, by mask threshold; None is the model's own threshold.
 
@@ -86,12 +108,20 @@ def predict_dataset(
         rank: this process.
         ranks: how many processes share the images.
         progress: called with how many images are done, and how many there are.
+        on_unreadable: called with a sentence for each image that cannot be read, which then has no results; None
+            raises a DataError instead.
     """
-    samples = EvaluationSamples(data, size.short, size.longest, rank, ranks)
+    samples = EvaluationSamples(data, size.short, size.longest, rank, ranks, skip_unreadable=on_unreadable is not None)
     category_ids = category_ids_by_name(classes, data)
     results: dict[float | None, list[Row]] = {threshold: [] for threshold in mask_thresholds}
     predictions = predict_samples(
-        model, samples, mask_thresholds=mask_thresholds, batch_size=batch_size, workers=workers, progress=progress
+        model,
+        samples,
+        mask_thresholds=mask_thresholds,
+        batch_size=batch_size,
+        workers=workers,
+        progress=progress,
+        on_unreadable=on_unreadable or (lambda _: None),
     )
     for image_id, at_thresholds in predictions:
         for threshold, instances in zip(mask_thresholds, at_thresholds, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from uniquery.data.augment import TestSize
 from uniquery.data.batch import EvaluationSamples
 from uniquery.data.dataset import Category, Dataset, GroundTruth, Row
 from uniquery.errors import DataError
-from uniquery.evaluation.coco import class_labels
+from uniquery.evaluation.coco import category_labels
 from uniquery.evaluation.inference import Progress, category_ids_by_name, forward_passes
 from uniquery.masks import rle
 from uniquery.querying.contract import Segmenter
@@ -67,7 +67,7 @@ def evaluate_panoptic(truth: GroundTruth, results: Sequence[Row]) -> PanopticMet
     except ValueError as error:
         raise DataError(f"The results do not fit {truth.source}: {error}.") from None
     found = run.results()
-    labels = class_labels(truth.categories)
+    labels = category_labels(truth.categories)
     counts = Counter(row["category_id"] for row in truth.annotations if not row["iscrowd"])
     values = {
         f"{metric}{ending}": _percent(found[group][metric.lower()], found[group]["n"] > 0)
@@ -120,6 +120,7 @@ def predict_panoptic_dataset(
     rank: int = 0,
     ranks: int = 1,
     progress: Progress = lambda *_: None,
+    on_unreadable: Callable[[str], object] | None = None,
 ) -> list[Row]:
     """The segments that a model predicts on a data set, as COCO results with run lengths.
 
@@ -133,13 +134,24 @@ def predict_panoptic_dataset(
         rank: this process.
         ranks: how many processes share the images.
         progress: called with how many images are done, and how many there are.
+        on_unreadable: called with a sentence for each image that cannot be read, which then has no results; None
+            raises a DataError instead.
     """
-    samples = EvaluationSamples(data, size.short, size.longest, rank, ranks)
+    samples = EvaluationSamples(data, size.short, size.longest, rank, ranks, skip_unreadable=on_unreadable is not None)
     category_ids = category_ids_by_name([category.name for category in categories], data)
     is_thing = [bool(category.is_thing) for category in categories]
     rows: list[Row] = []
-    for batch, outputs in forward_passes(model, samples, batch_size, workers, progress):
+    passes = forward_passes(
+        model,
+        samples,
+        batch_size=batch_size,
+        workers=workers,
+        progress=progress,
+        on_unreadable=on_unreadable or (lambda _: None),
+    )
+    for batch, outputs in passes:
         predicted = model.predict_panoptic(outputs, batch.original_sizes, is_thing)
-        for target, segments in zip(batch.targets, predicted, strict=True):
-            rows += segments.to_coco(target.image_id, category_ids)
+        for target, unreadable, segments in zip(batch.targets, batch.unreadable, predicted, strict=True):
+            if not unreadable:
+                rows += segments.to_coco(target.image_id, category_ids)
     return rows

@@ -5,6 +5,7 @@ Letters: B images, N queries, S tokens, C channels.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import cast
 
 import torch
@@ -18,11 +19,13 @@ class Attention(nn.Module):
     Args:
         channels: channels of queries and tokens.
         heads: number of heads that the channels are split into.
+        dropout: probability, in training, that an attention weight or an element of the output is set to zero.
     """
 
-    def __init__(self, channels: int, heads: int) -> None:
+    def __init__(self, channels: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.heads = heads
+        self.dropout = nn.Dropout(dropout)
         self.in_weight = nn.Parameter(torch.empty(3 * channels, channels))  # for queries, keys and values
         self.in_bias = nn.Parameter(torch.zeros(3 * channels))
         self.output = nn.Linear(channels, channels)
@@ -49,15 +52,23 @@ class Attention(nn.Module):
             for x, weight, bias in zip((queries + positions, keys, values), weights, biases, strict=True)
         )  # (B, heads, N or S, C / heads)
         per_head = None if mask is None else mask[:, None]
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=per_head).transpose(1, 2).flatten(2)
-        return cast(Tensor, self.norm(queries + self.output(attended)))
+        dropout = self.dropout.p if self.training else 0.0
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=per_head, dropout_p=dropout)
+        return cast(Tensor, self.norm(queries + self.dropout(self.output(attended.transpose(1, 2).flatten(2)))))
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with ReLU between them, residual, and normalization after it: (..., C) to (..., C)."""
+    """Two linear layers with ReLU between them, residual, and normalization after it: (..., C) to (..., C).
 
-    def __init__(self, channels: int, hidden: int) -> None:
+    Args:
+        channels: channels in and out.
+        hidden: channels between the two layers.
+        dropout: probability, in training, that an element after each layer is set to zero.
+    """
+
+    def __init__(self, channels: int, hidden: int, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = nn.Dropout(dropout)
         self.linear1 = nn.Linear(channels, hidden)
         self.linear2 = nn.Linear(hidden, channels)
         self.norm = nn.LayerNorm(channels)
@@ -66,17 +77,26 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
-        return cast(Tensor, self.norm(x + self.linear2(F.relu_(self.linear1(x)))))
+        hidden = self.dropout(F.relu_(self.linear1(x)))
+        return cast(Tensor, self.norm(x + self.dropout(self.linear2(hidden))))
 
 
 class MLP(nn.Sequential):
-    """Linear layers of one width with ReLU between them."""
+    """Linear layers with ReLU between them.
 
-    def __init__(self, channels: int, layers: int) -> None:
-        super().__init__(*(nn.Linear(channels, channels) for _ in range(layers)))
+    Args:
+        channels: channels in.
+        layers: number of layers.
+        hidden: channels between layers; by default as many as in.
+        outputs: channels out; by default as many as in.
+    """
+
+    def __init__(self, channels: int, layers: int, hidden: int | None = None, outputs: int | None = None) -> None:
+        widths = [channels, *[hidden or channels] * (layers - 1), outputs or channels]
+        super().__init__(*(nn.Linear(width, following) for width, following in pairwise(widths)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., C) to (..., C)."""
+        """(..., channels) to (..., outputs)."""
         for i, layer in enumerate(self):
             x = layer(x if i == 0 else F.relu_(x))
         return x

@@ -152,19 +152,22 @@ class DeformableLayer(nn.Module):
         heads: number of attention heads.
         levels: number of feature levels.
         width: hidden channels of the feed-forward network.
+        dropout: probability, in training, that an element of the attention's output is set to zero; see `FeedForward`.
     """
 
-    def __init__(self, channels: int, heads: int, levels: int, width: int) -> None:
+    def __init__(self, channels: int, heads: int, levels: int, width: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.attention = DeformableAttention(channels, heads, levels)
+        self.dropout = nn.Dropout(dropout)
         self.norm = nn.LayerNorm(channels)
-        self.feed_forward = FeedForward(channels, width)
+        self.feed_forward = FeedForward(channels, width, dropout)
 
     def forward(
         self, tokens: Tensor, positions: Tensor, reference_points: Tensor, shapes: Shapes, valid: Tensor | None = None
     ) -> Tensor:
         """(B, S, channels); the arguments are those of the attention."""
-        tokens = self.norm(tokens + self.attention(tokens, positions, reference_points, tokens, shapes, valid))
+        read = self.attention(tokens, positions, reference_points, tokens, shapes, valid)
+        tokens = self.norm(tokens + self.dropout(read))
         return cast(Tensor, self.feed_forward(tokens))
 
 
@@ -182,3 +185,19 @@ def token_centers(shapes: Shapes, device: torch.device | None = None, dtype: tor
         y, x = torch.meshgrid((rows + 0.5) / height, (columns + 0.5) / width, indexing="ij")
         centers.append(torch.stack([x.flatten(), y.flatten()], dim=1))
     return torch.cat(centers)[:, None].expand(-1, len(shapes), -1)
+
+
+def image_centers(shapes: Shapes, extents: Tensor) -> Tensor:
+    """(B, S, L, 2): `token_centers` of padded images; a token lies at the same share of the image on each level.
+
+    Args:
+        shapes: (height, width) of each level.
+        extents: (B, L, 2) share of each level's width and height that its image takes.
+
+    >>> image_centers([(1, 4), (1, 2)], torch.tensor([[[0.5, 1.0], [1.0, 1.0]]]))[0, 0].tolist()
+    [[0.125, 0.5], [0.25, 0.5]]
+    """
+    counts = torch.tensor([height * width for height, width in shapes])
+    own = extents.repeat_interleave(counts.to(extents.device), dim=1, output_size=int(counts.sum()))  # (B, S, 2)
+    share_of_image = token_centers(shapes, extents.device, extents.dtype)[:, 0] / own
+    return share_of_image[:, :, None] * extents[:, None]

@@ -7,22 +7,17 @@ Letters as in `deformable_sampling`.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
-import scipy.sparse
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from uniquery.layers.deformable_sampling import Shapes, TableIndex, corner_weights, pad_levels, unpad_levels
+from uniquery.layers.sparse_products import gathered_products, scatter_sum
 
 _SUMS_AT_ONCE = 8192  # chunk size that fits the CPU cache
-
-with warnings.catch_warnings():  # torch warns once that sparse tensors are in beta; a user cannot act on it
-    warnings.simplefilter("ignore")
-    torch.sparse_csr_tensor([0, 0], [], [], (1, 1), check_invariants=False)
 
 
 class DeformableSum(torch.autograd.Function):
@@ -47,8 +42,8 @@ class DeformableSum(torch.autograd.Function):
         table = pad_levels(values, shapes)
         rows, weights = _rows_and_weights(index, x, y, attention)
         grad_output = grad_output.flatten(0, 2)  # (R, D)
-        table_grad = _scatter_sum(grad_output, rows, weights, len(table))
-        weights_grad = _gathered_products(grad_output, table, rows, out=weights).unflatten(1, (4, -1))
+        table_grad = scatter_sum(grad_output, rows, weights, len(table))
+        weights_grad = gathered_products(grad_output, table, rows, out=weights).unflatten(1, (4, -1))
         point_grads = torch.empty(3, *x.shape, dtype=x.dtype)
         flat_grads = point_grads.flatten(1, 3)
         for chunk in _chunks(flat_grads.shape[1]):
@@ -85,26 +80,3 @@ def _point_gradients(
 
 def _chunks(count: int) -> list[slice]:
     return [slice(start, start + _SUMS_AT_ONCE) for start in range(0, count, _SUMS_AT_ONCE)]
-
-
-def _gathered_products(grad_output: Tensor, table: Tensor, rows: Tensor, out: Tensor) -> Tensor:
-    """(R, n): row r of the gradient times each of the table's rows that sum r read; `out` is overwritten."""
-    pattern = torch.sparse_csr_tensor(
-        _row_starts(rows), rows.flatten(), out.flatten(), (len(rows), len(table)), check_invariants=False
-    )
-    torch.sparse.sampled_addmm(pattern, grad_output.contiguous(), table.T, beta=0.0, out=pattern)
-    return pattern.values().view(rows.shape)
-
-
-def _scatter_sum(grad_output: Tensor, rows: Tensor, weights: Tensor, table_rows: int) -> Tensor:
-    """(table_rows, D): row r of the gradient, weighted, added to each of the table's rows that sum r read."""
-    matrix = scipy.sparse.csr_matrix(
-        (weights.flatten().numpy(), rows.flatten().numpy(), _row_starts(rows).numpy()), shape=(len(rows), table_rows)
-    )
-    result: Tensor = torch.from_numpy(matrix.T @ grad_output.contiguous().numpy())
-    return result
-
-
-def _row_starts(rows: Tensor) -> Tensor:
-    """(R + 1,): the row pointers of a sparse matrix with as many entries in each row."""
-    return torch.arange(0, rows.numel() + 1, rows.shape[1], dtype=torch.int32)

@@ -13,9 +13,16 @@ class FPN(nn.Module):
         channels: stride → channels of the backbone's features to use.
         out_channels: channels of every level.
         extra_levels: how many 3×3 stride-2 convolutions follow the coarsest level, with ReLU between them.
+        context: is applied to the coarsest lateral, and keeps its shape.
     """
 
-    def __init__(self, channels: Mapping[int, int], out_channels: int, extra_levels: int = 0) -> None:
+    def __init__(
+        self,
+        channels: Mapping[int, int],
+        out_channels: int,
+        extra_levels: int = 0,
+        context: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self.strides = sorted(channels)
         self.laterals = nn.ModuleDict({str(s): nn.Conv2d(channels[s], out_channels, 1) for s in self.strides})
@@ -30,6 +37,7 @@ class FPN(nn.Module):
                 nn.init.kaiming_uniform_(module.weight, a=1)
                 assert module.bias is not None
                 nn.init.zeros_(module.bias)
+        self.context = context
 
     def forward(self, features: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """Stride → (B, out_channels, h, w), finest first."""
@@ -39,6 +47,8 @@ class FPN(nn.Module):
             merged = self.laterals[str(stride)](features[stride])
             if top is not None:
                 merged = merged + F.interpolate(top, size=merged.shape[-2:], mode="nearest")
+            elif self.context is not None:
+                merged = self.context(merged)
             top = merged
             pyramid[stride] = self.outputs[str(stride)](merged)
         stride = self.strides[-1]

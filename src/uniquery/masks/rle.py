@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import reprlib
 import sys
 from collections.abc import Sequence
@@ -54,19 +55,29 @@ def from_polygons(polygons: Sequence[Any], height: int, width: int) -> Rle:
         raise ValueError("its segmentation has no polygon")
     for polygon in polygons:
         _check_polygon(polygon)
-    rles = coco_mask.frPyObjects([[float(v) for v in polygon] for polygon in polygons], height, width)
+    rles = coco_mask.frPyObjects([list(map(float, polygon)) for polygon in polygons], height, width)
     return _with_text_counts(coco_mask.merge(rles))
 
 
 def _check_polygon(polygon: Any) -> None:
     if not isinstance(polygon, list):
         raise ValueError(f"a polygon is {_type_name(polygon)}, not a list of numbers")
-    if not all(_is_finite(value) for value in polygon):
+    if not _are_finite(polygon):
         raise ValueError("a polygon holds something that is not a finite number")
     if len(polygon) < 6:
         raise ValueError(f"a polygon has {len(polygon) / 2:g} points and needs at least 3")
     if len(polygon) % 2:
         raise ValueError(f"a polygon has an odd number of coordinates ({len(polygon)})")
+
+
+def _are_finite(values: list[Any]) -> bool:
+    """Whether all are finite numbers; a finite sum of ordinary numbers tells it at once."""
+    try:
+        if set(map(type, values)) <= {int, float} and math.isfinite(sum(values, start=0.0)):
+            return True
+    except OverflowError:  # a whole number that no float can hold
+        pass
+    return all(map(_is_finite, values))
 
 
 def _is_finite(value: Any) -> bool:

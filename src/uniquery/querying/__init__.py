@@ -2,9 +2,10 @@
 
 from uniquery.querying.contract import Segmenter
 from uniquery.querying.equivariance import EquivarianceLoss, EquivarianceSettings, feature_equivariance, view_of
-from uniquery.querying.inter_scene import InterSceneLoss, InterSceneSettings, PairLoss
+from uniquery.querying.inter_scene import InterSceneLoss, InterSceneSettings
 from uniquery.querying.memory import InstancePixels, PixelMemory
 from uniquery.querying.objective import UniqueQuerying
+from uniquery.querying.pair_loss import PairLoss
 from uniquery.querying.sampling import PixelSampling, sample_pixels
 from uniquery.querying.settings import PRESETS, QueryingSettings
 from uniquery.querying.transforms import RandomTransform, Transform

@@ -44,9 +44,12 @@ class EquivarianceSettings(RandomTransform):
 
 
 def view_of(
-    images: Images, targets: Sequence[Targets], transforms: Sequence[Transform]
+    images: Images, targets: Sequence[Targets], transforms: Sequence[Transform], mirrored: Tensor | None = None
 ) -> tuple[Images, list[Targets]]:
-    """g(I) and g(M), padded to the largest view; instances that are almost invisible in g(I) are dropped."""
+    """g(I) and g(M), padded to the largest view; instances that are almost invisible in g(I) are dropped.
+
+    `mirrored` is (C,) the label that each class has where g flips; None: the same.
+    """
     height, width = _largest(transforms)
     pixels = images.pixels.new_zeros(*images.pixels.shape[:2], height, width)
     view_targets = []
@@ -54,7 +57,10 @@ def view_of(
         pixels[i, :, : g.height, : g.width] = g.on_map(images.pixels[i])
         masks = g.on_masks(target.masks)
         before, after = mask_areas(target.masks), mask_areas(masks)
-        visible = replace(target, masks=masks)[(after > 0) & (after >= MIN_VISIBLE * g.scale**2 * before)]
+        labels = target.labels if mirrored is None or not g.flip else mirrored.to(target.labels.device)[target.labels]
+        visible = replace(target, masks=masks, labels=labels)[
+            (after > 0) & (after >= MIN_VISIBLE * g.scale**2 * before)
+        ]
         padding = (0, width - g.width, 0, height - g.height)
         masks, valid = F.pad(visible.masks, padding), _valid_in_view(target, g)
         valid = None if valid is None else F.pad(valid, padding, value=True)

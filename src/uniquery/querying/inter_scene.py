@@ -5,91 +5,30 @@ Letters: Q queries, P stored pixels, c pixels of a chunk, D channels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from uniquery.parallel import loss_normalizer
 from uniquery.querying.memory import InstancePixels
+from uniquery.querying.pair_loss import PairLoss
 from uniquery.querying.sampling import PixelSampling
 from uniquery.settings import Settings, by_name
 from uniquery.structures import Pixels, Queries
 
-LossName = Literal["focal", "cross_entropy", "l1", "l2"]
 Similarity = Callable[[Any, Pixels], Tensor]
 
 # (query, pixel) pairs of a chunk: small chunks stay in a CPU's cache, large ones need fewer kernel launches.
-_PAIRS_AT_ONCE = {"cpu": 2**20, "cuda": 2**22}
-
-
-class PairLoss(Settings):
-    """A loss of one (query, pixel) logit x against target 0, with its derivative; for target 1, use −x.
-
-    With p = sigmoid(x), all are a modulating factor times a base loss:
-    focal pᵞ · −log(1 − p), cross-entropy −log(1 − p), ℓ1 p, ℓ2 p · p. `__call__` does not apply the property `weight`;
-    `InterSceneLoss` does.
-    """
-
-    name: LossName = "focal"
-    alpha: float = Field(0.1, ge=0, lt=1, description="focal loss: weight of positives; negatives weigh 1 − alpha")
-    gamma: float = Field(2.5, ge=0, description="focusing parameter of the focal loss")
-
-    def __call__(self, minus_x: Tensor, workspace: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(Q,) sums of the losses and (Q, c) derivatives by x at target 0, each pair weighted.
-
-        Args:
-            minus_x: (Q, c) minus the logits, so that 1 − p is exact where p is large; overwritten.
-            workspace: (3, Q, c) scratch memory; the derivatives are returned in it.
-            weight: (Q, c) weight of each pair; None: 1.
-        """
-        first, second, third = workspace
-        one_minus_p = minus_x.sigmoid_().clamp_(min=torch.finfo(minus_x.dtype).tiny)  # its logarithm stays finite
-        p = torch.sub(one_minus_p.new_ones(()), one_minus_p, out=first)
-        if self.name in ("l1", "l2"):
-            power = 1 if self.name == "l1" else 2
-            modulating, minus_base = torch.pow(p, power - 1, out=second), torch.neg(p, out=third)
-            derivative = one_minus_p.mul_(p).mul_(power)  # power · p (1 − p), before the modulating factor
-        else:
-            modulating, minus_base = _power(p, self._gamma, out=second), torch.log(one_minus_p, out=third)
-            derivative = p.addcmul_(one_minus_p, minus_base, value=-self._gamma)  # p − γ (1 − p) log(1 − p)
-        if weight is not None:
-            modulating.mul_(weight)
-        return torch.linalg.vecdot(modulating, minus_base).neg_(), modulating.mul_(derivative)
-
-    def of_logits(self, x: Tensor) -> Tensor:
-        """The loss of each logit against target 0, with the weight, as an ordinary differentiable function."""
-        p = x.sigmoid()
-        if self.name in ("l1", "l2"):
-            return p if self.name == "l1" else p.square()
-        return self.weight * p.pow(self._gamma) * F.softplus(x)
-
-    @property
-    def _gamma(self) -> float:
-        """Cross-entropy is the focal loss with γ = 0."""
-        return self.gamma if self.name == "focal" else 0.0
-
-    @property
-    def weight(self) -> float:
-        """Weight of a pair with target 0."""
-        return 1 - self.alpha if self.name == "focal" else 1.0
-
-    @property
-    def positive_weight(self) -> float:
-        """Weight of a pair with target 1, relative to that of a pair with target 0."""
-        return self.alpha / (1 - self.alpha) if self.name == "focal" else 1.0
-
-
-def _power(p: Tensor, exponent: float, out: Tensor) -> Tensor:
-    """`p ** exponent`; 2.5 is computed with a square root, which is faster."""
-    if exponent == 2.5:
-        return torch.sqrt(p, out=out).mul_(p).mul_(p)
-    return torch.pow(p, exponent, out=out)
+_PAIRS_AT_ONCE = {"cpu": 2**17, "cuda": 2**22}
+_GENERIC_PAIRS_AT_ONCE = {"cpu": 2**17, "cuda": 2**19}  # in all threads; hidden layers take several times the memory
+_MULTIPLE = 64  # pixels of a chunk: matrix products of other sizes are slower
 
 
 class InterSceneSettings(Settings):
@@ -125,7 +64,8 @@ class InterSceneLoss(nn.Module):
 
     Value and gradient are accumulated in one pass over the memory, so neither the Q × P logits nor a graph of them ever
     exists. Dot products have a closed form; any other similarity is differentiated chunk by chunk, with respect to the
-    embeddings of the queries, so it can have no other parameters.
+    embeddings of the queries, so it can have no other parameters. On a CPU, chunks are shared among threads, which call
+    the similarity at the same time.
 
     Args:
         loss: the loss of a (query, pixel) pair.
@@ -195,36 +135,62 @@ class _Pairs:
         self, embeddings: Tensor, offsets: Tensor | None, with_gradient: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(Q,) mean loss of each query, (Q, d) its gradient by the embeddings, and (Q,) by the offsets."""
-        dtype = torch.promote_types(embeddings.dtype, torch.float32)
-        sums = embeddings.new_zeros(len(embeddings), dtype=dtype)
-        counts, derivative_sums = torch.zeros_like(sums), torch.zeros_like(sums)
-        gradient = torch.zeros_like(embeddings, dtype=dtype)
+        embeddings = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
         device = embeddings.device.type
-        is_dot_product = self.module.scale is not None
-        # The hidden layers of a generic similarity need several times the memory of its logits.
-        pairs = self.module.pairs_at_once or _PAIRS_AT_ONCE.get(device, 2**20) // (1 if is_dot_product else 8)
-        size = max(1, pairs // len(embeddings))
-        chunk_loss = self._dot_product_chunk if is_dot_product else self._generic_chunk
-        # Allocated once: on a CPU, allocating it for each chunk would take a third of the time.
-        workspace = embeddings.new_empty(4, len(embeddings) * min(size, len(self.stored)), dtype=dtype)
+        if with_gradient and self.module.scale is None:
+            self._check_similarity_has_no_parameters(embeddings)
+        threads = torch.get_num_threads() if device == "cpu" else 1
+        size = self._chunk_size(len(embeddings), device, threads)
+        starts = range(0, len(self.stored), size)
         # On a GPU, checking whether a chunk needs a mask would cost more than the mask.
         query_ids = None if device == "cuda" else self.image_ids.unique()
-        with torch.autocast(device, enabled=False):
-            if with_gradient and not is_dot_product:
-                self._check_similarity_has_no_parameters(embeddings.to(dtype))
-            for start in range(0, len(self.stored), size):
-                chunk = self.stored[start : start + size]
-                mask = self._mask(chunk, query_ids, dtype)
-                scratch = workspace[:, : len(embeddings) * len(chunk)].view(4, len(embeddings), -1)  # (4, Q, c)
-                chunk_sums, derivatives = chunk_loss(
-                    embeddings.to(dtype), offsets, chunk, mask, scratch, gradient if with_gradient else None
-                )
-                sums += chunk_sums
-                counts += len(chunk) if mask is None else mask.sum(1)
-                if offsets is not None and with_gradient:
-                    derivative_sums += derivatives.sum(1)
+        sums, counts, gradient, derivative_sums = _sum_in_threads(
+            [
+                partial(self._accumulate, embeddings, offsets, with_gradient, query_ids, starts[i::threads], size)
+                for i in range(min(threads, len(starts)))
+            ]
+        )
         scale = self.module.loss.weight / counts.clamp(min=1)
         return sums * scale, gradient * scale[:, None], -derivative_sums * scale
+
+    def _chunk_size(self, queries: int, device: str, threads: int) -> int:
+        """How many pixels a chunk has."""
+        pairs = self.module.pairs_at_once
+        if pairs is None and self.module.scale is not None:
+            pairs = _PAIRS_AT_ONCE.get(device, 2**17)
+        elif pairs is None:
+            pairs = _GENERIC_PAIRS_AT_ONCE.get(device, 2**17) // min(threads, 8)
+        size = max(1, pairs // queries)
+        return size - size % _MULTIPLE if size > _MULTIPLE else size
+
+    @torch.no_grad()  # threads start with gradients
+    def _accumulate(
+        self,
+        embeddings: Tensor,
+        offsets: Tensor | None,
+        with_gradient: bool,
+        query_ids: Tensor | None,
+        starts: Sequence[int],
+        size: int,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Over some chunks: (Q,) sums of the losses, (Q,) counts, (Q, d) gradients, (Q,) sums of the derivatives."""
+        sums = embeddings.new_zeros(len(embeddings))
+        counts, derivative_sums, gradient = sums.clone(), sums.clone(), torch.zeros_like(embeddings)
+        chunk_loss = self._generic_chunk if self.module.scale is None else self._dot_product_chunk
+        # Allocated once: on a CPU, allocating it for each chunk would take a third of the time.
+        workspace = embeddings.new_empty(4, len(embeddings) * min(size, len(self.stored)))
+        for start in starts:
+            chunk = self.stored[start : start + size]
+            mask = self._mask(chunk, query_ids, embeddings.dtype)
+            scratch = workspace[:, : len(embeddings) * len(chunk)].view(4, len(embeddings), -1)  # (4, Q, c)
+            chunk_sums, derivatives = chunk_loss(
+                embeddings, offsets, chunk, mask, scratch, gradient if with_gradient else None
+            )
+            sums += chunk_sums
+            counts += len(chunk) if mask is None else mask.sum(1)
+            if offsets is not None and with_gradient:
+                derivative_sums += derivatives.sum(1)
+        return sums, counts, gradient, derivative_sums
 
     def _mask(self, chunk: InstancePixels, query_ids: Tensor | None, dtype: torch.dtype) -> Tensor | None:
         """(Q, c): 1 for the negatives of each query; None if all pixels are negatives of all queries."""
@@ -303,6 +269,23 @@ class _Pairs:
         return sums, derivatives.mul_(sign)
 
 
+def _sum_in_threads(parts: Sequence[Callable[[], tuple[Tensor, ...]]]) -> tuple[Tensor, ...]:
+    """The sum of what the parts return; each runs in a thread of its own, in which an operator uses one core.
+
+    Operators that share the cores wait for each other at the end of each one; beside other busy processes, that takes
+    longer than the work.
+    """
+    if len(parts) == 1:
+        return parts[0]()
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(len(parts), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            results = [future.result() for future in [pool.submit(part) for part in parts]]
+    finally:
+        torch.set_num_threads(threads)  # the pool also changed the number for threads that start later
+    return tuple(torch.stack(column).sum(0) for column in zip(*results, strict=True))
+
+
 class _ChunkedLoss(torch.autograd.Function):
     """Computes the gradient already in the forward pass."""
 
@@ -311,7 +294,8 @@ class _ChunkedLoss(torch.autograd.Function):
         dtype = torch.promote_types(embeddings.dtype, torch.float32)
         detached = None if offsets is None else offsets.detach().to(dtype)
         with_gradient = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        means, gradient, offset_gradient = pairs.accumulate(embeddings.detach(), detached, with_gradient)
+        with torch.autocast(embeddings.device.type, enabled=False):
+            means, gradient, offset_gradient = pairs.accumulate(embeddings.detach(), detached, with_gradient)
         ctx.save_for_backward(gradient, offset_gradient)
         ctx.dtypes = embeddings.dtype, None if offsets is None else offsets.dtype
         return means

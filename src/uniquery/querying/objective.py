@@ -48,6 +48,7 @@ class UniqueQuerying(nn.Module):
         inter: settings of the inter-scene part; None: off.
         equivariance: settings of the equivariance part; None: off.
         seed: seed of random views, pixels, queries and negatives; the segmenter uses torch's global generator.
+        mirrored: (C,) the label that each class has in a flipped view; None: the same.
     """
 
     def __init__(
@@ -57,12 +58,14 @@ class UniqueQuerying(nn.Module):
         equivariance: EquivarianceSettings | None = None,
         *,
         seed: int = 0,
+        mirrored: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.segmenter = segmenter
         self.inter, self.equivariance = inter, equivariance
         self.memory = PixelMemory(inter.capacity, inter.dtype) if inter else PixelMemory(0)
         self.inter_loss = InterSceneLoss(inter.loss if inter else None, dot_product_scale=segmenter.dot_product_scale)
+        self.mirrored = mirrored
         self.forwards, self.seed = 0, seed  # forwards: training forwards so far
         self._last_queries: tuple[Any, Tensor] | None = None  # with their image ids, for `statistics`
 
@@ -76,7 +79,7 @@ class UniqueQuerying(nn.Module):
             with phase("forward"):
                 image_generators = self._image_generators(_VIEWS, targets, "cpu")
                 transforms = self.equivariance.draw(images.sizes, self._generator(_VIEWS), image_generators)
-                views = view_of(images, targets, transforms)
+                views = view_of(images, targets, transforms, self.mirrored)
             view = self._forward_and_assign(*views, phase)
             if self.equivariance.views == "paired":
                 supervised.append(view)

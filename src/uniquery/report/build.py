@@ -12,7 +12,7 @@ from uniquery.data.dataset import Dataset, is_panoptic
 from uniquery.errors import UserError
 from uniquery.evaluation.compare import ImageInterval, bootstrap_over_images
 from uniquery.report.drawings import LabeledMask
-from uniquery.report.page import Example, render, write_report
+from uniquery.report.page import MIN_SCORE, Example, render, write_report
 from uniquery.report.runs import load_run
 from uniquery.report.tables import format_interval
 from uniquery.training.batches import open_validation_data
@@ -20,7 +20,6 @@ from uniquery.training.run_folder import RunFolder
 from uniquery.weights.model_file import read_model_info
 
 NUM_EXAMPLES = 12
-MIN_SCORE = 0.5  # smallest score of a prediction that is drawn
 
 
 def build_report(
@@ -71,8 +70,8 @@ def difference_over_images(first: Path, second: Path) -> ImageInterval | None:
         results = [run.read_predictions() for run in runs]
     except (UserError, ValueError, KeyError):  # the examples of the page warn about it
         return None
-    limit = min(config.eval.max_detections for config in configs)
-    return bootstrap_over_images(truth, *results, max_detections=limit)
+    limits = [config.eval.max_detections for config in configs if config.eval.max_detections]
+    return bootstrap_over_images(truth, *results, max_detections=min(limits, default=None))
 
 
 def _difference(first: Path, second: Path) -> str | None:

@@ -32,6 +32,8 @@ from uniquery.report.tables import (
 from uniquery.report.text_labels import Picture
 from uniquery.training.log import EvalLine, TrainLine, Weights, finite
 
+MIN_SCORE = 0.5  # smallest score of a prediction that is drawn
+
 _THUMBNAIL, _RESPONSE = 360, 900  # longer side in pixels
 _WIDE, _NARROW = (520, 270), (340, 210)
 _WEIGHTS: tuple[Weights, ...] = ("ema", "model")
@@ -89,7 +91,8 @@ def render(
         accuracy=_accuracy_charts(runs, labels, metrics),
         metric_columns=[(heading, [f"step {line.step:,}", line.weights] if line else []) for heading, line in columns],
         metric_tables=[[row for row in rows if row not in recalls], recalls],
-        classes=class_rows(finals, compare_runs),
+        classes=class_rows([run.best or run.final for run in runs], compare_runs),  # whose predictions are drawn
+        min_score=MIN_SCORE,
         training=_training_charts(runs, labels),
         images=_images([examples for _, examples in runs_with_examples]),
         diagnosis=diagnosis_rows([run.diagnosis for run in runs]) if any(run.diagnosis for run in runs) else [],

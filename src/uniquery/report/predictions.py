@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from uniquery.data.images import SUFFIXES, read_image
 from uniquery.data.panoptic_json import encode_ids
-from uniquery.errors import UserError
+from uniquery.errors import DataError, UserError
 from uniquery.evaluation.inference import Progress
 from uniquery.evaluation.panoptic_files import segment_info
 from uniquery.files import make_folder, write_atomically
@@ -57,6 +57,7 @@ def write_predictions(
     mask_threshold: float | None = None,
     short: int | None = None,
     progress: Progress = lambda *_: None,
+    on_unreadable: Callable[[str], object] | None = None,
 ) -> int:
     """Predicts each file and writes the results into a folder.
 
@@ -70,6 +71,8 @@ def write_predictions(
         mask_threshold: as for `Model.predict`.
         short: as for `Model.predict`.
         progress: called with (done, total) after each file.
+        on_unreadable: called with a sentence for each file that cannot be read, which is then left out; None raises a
+            DataError instead.
 
     Returns:
         The number of instances.
@@ -82,7 +85,14 @@ def write_predictions(
     images: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
     for image_id, (file, name) in enumerate(zip(files, names, strict=True), start=1):
-        image = read_image(file)
+        try:
+            image = read_image(file)
+        except DataError as error:
+            if on_unreadable is None:
+                raise
+            on_unreadable(str(error))
+            progress(image_id, len(files))
+            continue
         instances = model.predict(image, score_threshold=score_threshold, mask_threshold=mask_threshold, short=short)
         height, width = instances.size
         images.append({"id": image_id, "file_name": str(file), "width": width, "height": height})
@@ -110,6 +120,7 @@ def write_panoptic_predictions(
     overlap_threshold: float | None = None,
     short: int | None = None,
     progress: Progress = lambda *_: None,
+    on_unreadable: Callable[[str], object] | None = None,
 ) -> int:
     """Predicts things and stuff of each file and writes the results into a folder.
 
@@ -123,6 +134,7 @@ def write_panoptic_predictions(
         overlap_threshold: as for `Model.predict_panoptic`.
         short: as for `Model.predict`.
         progress: called with (done, total) after each file.
+        on_unreadable: as for `write_predictions`.
 
     Returns:
         The number of segments.
@@ -138,7 +150,14 @@ def write_panoptic_predictions(
     }
     category_ids = [category.id for category in model.categories]
     for image_id, (file, name) in enumerate(zip(files, _output_names(files), strict=True), start=1):
-        image = read_image(file)
+        try:
+            image = read_image(file)
+        except DataError as error:
+            if on_unreadable is None:
+                raise
+            on_unreadable(str(error))
+            progress(image_id, len(files))
+            continue
         predicted = model.predict_panoptic(
             image, object_threshold=object_threshold, overlap_threshold=overlap_threshold, short=short
         )

@@ -10,6 +10,7 @@ import numpy as np
 from uniquery.data.augment import Augmentation, Sample, augment
 from uniquery.data.batch import load_random
 from uniquery.data.dataset import Dataset
+from uniquery.data.mirrored import mirrored_labels
 from uniquery.masks import rle
 from uniquery.report.drawings import LabeledMask, grid, overlay
 from uniquery.report.text_labels import Picture
@@ -18,19 +19,26 @@ EPOCHS = 4
 _STRIPE = 6  # pixels between the hatch lines of regions that are not valid
 
 
-def preview_picture(data: Dataset, augmentations: Sequence[Augmentation], seed: int, rows: int) -> Picture:
+def preview_picture(
+    data: Dataset,
+    augmentations: Sequence[Augmentation],
+    seed: int,
+    rows: int,
+    flip_pairs: Sequence[tuple[str, str]] = (),
+) -> Picture:
     """A row for each of some images, spread over the data: the image as it is, then as in epochs 0 to 3.
 
     Regions that are not valid, which training ignores, are gray and hatched.
     """
     pictures, titles = [], []
+    mirrored = mirrored_labels(data.classes, flip_pairs)
     for index in range(0, len(data), max(1, len(data) // rows))[:rows]:
         sample = data.load(index)
         pictures.append(sample_picture(sample, data.classes))
         titles.append(data.path(index).name)
         for epoch in range(EPOCHS):
             rng = np.random.default_rng([seed, epoch, index])
-            augmented = augment(sample, augmentations, rng, partial(load_random, data))
+            augmented = augment(sample, augmentations, rng, partial(load_random, data), mirrored)
             pictures.append(sample_picture(augmented, data.classes))
             titles.append(f"epoch {epoch}: {augmented.size[1]} x {augmented.size[0]}")
     return grid(pictures, 1 + EPOCHS, titles)

@@ -11,9 +11,22 @@ from uniquery.querying.contract import Segmenter
 from uniquery.segmenters.condinst import CondInst, CondInstConfig
 from uniquery.segmenters.mask2former import Mask2Former, Mask2FormerConfig
 from uniquery.segmenters.solov2 import SOLOv2, SOLOv2Config
+from uniquery.segmenters.solq import SOLQ, SOLQConfig
+from uniquery.segmenters.sotr import SOTR, SOTRConfig
+from uniquery.segmenters.sparseinst import SparseInst, SparseInstConfig
 
-SEGMENTERS: dict[str, type[Any]] = {"condinst": CondInst, "mask2former": Mask2Former, "solov2": SOLOv2}
-SegmenterConfig = Annotated[CondInstConfig | Mask2FormerConfig | SOLOv2Config, Field(discriminator="name")]
+SEGMENTERS: dict[str, type[Any]] = {
+    "condinst": CondInst,
+    "mask2former": Mask2Former,
+    "solov2": SOLOv2,
+    "solq": SOLQ,
+    "sotr": SOTR,
+    "sparseinst": SparseInst,
+}
+SegmenterConfig = Annotated[
+    CondInstConfig | Mask2FormerConfig | SOLOv2Config | SOLQConfig | SOTRConfig | SparseInstConfig,
+    Field(discriminator="name"),
+]
 DEFAULT_SEGMENTER = CondInstConfig()  # for a config that names no model
 
 __all__ = [

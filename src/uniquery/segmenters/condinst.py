@@ -22,12 +22,14 @@ from uniquery.layers.inplace_relu import inplace_relu
 from uniquery.layers.normalize import Normalize
 from uniquery.layers.padding import GroupNorm
 from uniquery.layers.resize import aligned_bilinear, aligned_linear_matrix
+from uniquery.layers.winograd import SharedConv3x3, SharedSequential
 from uniquery.masks.losses import dice, sigmoid_focal
 from uniquery.masks.paste import encode_masks, resize_matrix, scale_boxes
 from uniquery.masks.suppression import nms
 from uniquery.matching import assign_points, box_distances, ignored_locations, random_subset
 from uniquery.parallel import all_reduce_mean, loss_normalizer
 from uniquery.querying.contract import Segmenter
+from uniquery.segmenters.federated import drop_unlabeled_classes
 from uniquery.segmenters.settings import SegmenterSettings
 from uniquery.structures import (
     Assignment,
@@ -66,6 +68,11 @@ class CondInstConfig(SegmenterSettings):
     score_threshold: float = Field(0.05, ge=0, le=1, description="smallest class × centerness, before the square root")
     candidates: int = Field(1000, gt=0, description="most candidates per level before NMS")
     nms_threshold: float = Field(0.6, ge=0, le=1)
+
+    @property
+    def has_federated_loss(self) -> bool:
+        """See the base."""
+        return True
 
     @property
     def memory_advice(self) -> str:
@@ -144,9 +151,8 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
     def forward(self, images: Images) -> CondInstOutputs:
         pyramid = self.fpn(self.backbone(self.normalize(images)))  # stride → (B, channels, h, w)
         embeddings = self.mask_branch([pyramid[self.stride * 2**i] for i in range(3)])  # (B, D, h, w)
-        maps = [self.head(features, level) for level, features in enumerate(pyramid.values())]
         logits, distances, centerness, filters = (
-            torch.cat([m.flatten(2) for m in levels], dim=2).mT for levels in zip(*maps, strict=True)
+            torch.cat([m.flatten(2) for m in levels], dim=2).mT for levels in self.head(list(pyramid.values()))
         )  # (B, L, C), (B, L, 4), (B, L, 1), (B, L, F)
         locations = [grid_locations(m.shape[2], m.shape[3], s, m.device) for s, m in pyramid.items()]
         strides = [
@@ -230,6 +236,7 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         if any(t.valid is not None for t in targets):
             ignored = ignored_locations(outputs.locations, assignment, targets)  # (B, L)
             class_losses = class_losses.masked_fill(ignored[..., None], 0)
+        class_losses = drop_unlabeled_classes(class_losses, is_class, targets)
         queries = self.queries(outputs, assignment)
         return {
             "loss_class": class_losses.sum() / positives,
@@ -291,7 +298,7 @@ class FCOSHead(nn.Module):
         super().__init__()
         self.class_tower = _tower(channels, convs)
         self.box_tower = _tower(channels, convs)
-        self.classes = nn.Conv2d(channels, num_classes, 3, padding=1)
+        self.classes = SharedConv3x3(channels, num_classes)
         self.distances = nn.Conv2d(channels, 4, 3, padding=1)
         self.centerness = nn.Conv2d(channels, 1, 3, padding=1)
         self.controller = nn.Conv2d(channels, num_filter_parameters(FILTER_CHANNELS), 3, padding=1)
@@ -302,11 +309,19 @@ class FCOSHead(nn.Module):
                 nn.init.zeros_(cast(Tensor, module.bias))
         nn.init.constant_(cast(Tensor, self.classes.bias), -math.log((1 - 0.01) / 0.01))
 
-    def forward(self, features: Tensor, level: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(B, channels, h, w) → class logits, box distances in strides, centerness logits, filters."""
-        x = self.box_tower(features)
-        distances = (self.distances(x) * self.scales[level]).relu()
-        return self.classes(self.class_tower(features)), distances, self.centerness(x), self.controller(x)
+    def forward(self, levels: Sequence[Tensor]) -> tuple[Sequence[Tensor], ...]:
+        """(B, channels, h, w) of each level → class logits, box distances in strides, centerness logits, filters."""
+        logits = self.classes(self.class_tower(levels))
+        # One convolution for the three: the few channels of boxes and centerness are slow on their own.
+        predictors = (self.distances, self.centerness, self.controller)
+        weight, bias = (torch.cat([getattr(p, name) for p in predictors]) for name in ("weight", "bias"))
+        joined = [
+            F.conv2d(x, weight, bias, padding=1).split([p.out_channels for p in predictors], dim=1)
+            for x in self.box_tower(levels)
+        ]
+        distances, centerness, filters = zip(*joined, strict=True)
+        scaled = [(x * scale).relu() for x, scale in zip(distances, self.scales, strict=True)]
+        return logits, scaled, centerness, filters
 
 
 class MaskBranch(nn.Module):
@@ -332,11 +347,11 @@ class MaskBranch(nn.Module):
         return cast(Tensor, self.tower(x))
 
 
-def _tower(channels: int, convs: int) -> nn.Sequential:
+def _tower(channels: int, convs: int) -> SharedSequential:
     def block() -> tuple[nn.Module, ...]:
-        return nn.Conv2d(channels, channels, 3, padding=1), GroupNorm(channels), nn.ReLU(inplace=True)
+        return SharedConv3x3(channels, channels), GroupNorm(channels), nn.ReLU(inplace=True)
 
-    return nn.Sequential(*(module for _ in range(convs) for module in block()))
+    return SharedSequential(*(module for _ in range(convs) for module in block()))
 
 
 def num_filter_parameters(mask_channels: int) -> int:

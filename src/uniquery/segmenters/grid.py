@@ -1,4 +1,4 @@
-"""Functions for segmenters that predict on grids of cells (SOLOv2): assignment, coordinates, peaks, scoring.
+"""Functions for segmenters that predict on grids of cells (SOLOv2, SOTR): assignment, coordinates, peaks, scoring.
 
 Letters: B images, G levels, each with a grid of S × S cells, L cells of all levels, C classes, K instances of an image,
 N candidates of an image, h × w the mask map.
@@ -19,6 +19,7 @@ from uniquery.structures import Assignment, Instances, Targets, index_in_batch
 
 MASK_STRIDE = 4  # stride of the mask map
 _MASKS_AT_ONCE = 256  # bounds the memory of scoring thousands of candidates
+_SCORED_PER_CANDIDATE = 4  # pairs whose masks are predicted, for each candidate that is returned
 
 
 @torch.no_grad()
@@ -112,6 +113,15 @@ def quarter_masks(masks: Tensor) -> Tensor:
     return _central_pixels(masks).sum(0) >= 2
 
 
+def quarter_shares(masks: Tensor) -> Tensor:
+    """(K, H, W) → (K, H / 4, W / 4) float in 0..1: bilinear resizing.
+
+    >>> quarter_shares(torch.arange(16).view(1, 4, 4) < 6)
+    tensor([[[0.2500]]])
+    """
+    return _central_pixels(masks).sum(0, dtype=torch.uint8) / 4
+
+
 def quarter_valid(target: Targets) -> Tensor:
     """(H / 4, W / 4) bool: where all pixels that `quarter_masks` reads are valid."""
     if target.valid is None:
@@ -158,12 +168,15 @@ def score_candidates(
         predict_masks: (n,) cells → (n, h, w) probabilities.
         score_threshold: smallest class score.
         mask_threshold: above it, a cell of the map belongs to the mask.
-        max_candidates: most pairs.
+        max_candidates: most pairs; masks are predicted for at most four times as many, by their class scores.
 
     Returns:
         (N,) cell, (N,) class and (N,) score, best first.
     """
     cells, labels = (find_peaks(class_scores, grids) & (class_scores > score_threshold)).nonzero(as_tuple=True)
+    if len(cells) > _SCORED_PER_CANDIDATE * max_candidates:  # many classes, or a low threshold
+        best = class_scores[cells, labels].topk(_SCORED_PER_CANDIDATE * max_candidates).indices.sort().values
+        cells, labels = cells[best], labels[best]
     distinct, pair = cells.unique(return_inverse=True)
     area, maskness = _mask_scores(distinct, predict_masks, mask_threshold)
     stride = torch.tensor(strides[: len(grids)], device=cells.device)

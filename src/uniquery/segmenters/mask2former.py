@@ -23,7 +23,7 @@ from uniquery.layers.attention import MLP, Attention, FeedForward
 from uniquery.layers.deformable_attention import DeformableLayer, token_centers
 from uniquery.layers.normalize import Normalize
 from uniquery.layers.padding import GroupNorm, repeat_border, upsample, valid_cells, valid_tokens, without_padding
-from uniquery.layers.position import sine_positions
+from uniquery.layers.position import map_positions
 from uniquery.masks.losses import PointSampling
 from uniquery.masks.panoptic import PanopticSegments, panoptic_segments
 from uniquery.masks.paste import resize_matrices
@@ -229,7 +229,7 @@ class PixelDecoder(nn.Module):
         shapes = [(x.shape[2], x.shape[3]) for x in maps]
         tokens = torch.cat([x.flatten(2).mT for x in maps], dim=1)  # (B, S, D)
         positions = torch.cat(
-            [_positions(x, s, sizes) + e for s, x, e in zip(LEVEL_STRIDES, maps, self.level_embedding, strict=True)],
+            [map_positions(x, s, sizes) + e for s, x, e in zip(LEVEL_STRIDES, maps, self.level_embedding, strict=True)],
             dim=1,
         )
         centers = token_centers(shapes, tokens.device, at_least_float32(tokens).dtype)
@@ -267,7 +267,7 @@ class MaskedDecoder(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Maps (B, D, h, w) and pixel embeddings, to (L, B, N, C + 1) class logits and (L, B, N, D) mask embeddings."""
         values = [x.flatten(2).mT + e for x, e in zip(levels, self.level_embedding, strict=True)]  # (B, S, D)
-        keys = [v + _positions(x, s, sizes) for v, s, x in zip(values, LEVEL_STRIDES, levels, strict=True)]
+        keys = [v + map_positions(x, s, sizes) for v, s, x in zip(values, LEVEL_STRIDES, levels, strict=True)]
         inside = [valid_tokens([valid_cells(sizes, s, x)], [x]) for s, x in zip(LEVEL_STRIDES, levels, strict=True)]
         # A coarse token at the border may be interpolated from padding alone, where every mask logit is 0.
         extended = repeat_border(embeddings.detach(), sizes, MASK_STRIDE)
@@ -305,13 +305,3 @@ def attention_mask(logits: Tensor, valid: Tensor | None) -> Tensor:
         attend &= valid[:, None]
     is_empty = ~attend.any(2, keepdim=True)
     return attend | (is_empty if valid is None else is_empty & valid[:, None])
-
-
-def _positions(x: Tensor, stride: int, sizes: Sequence[tuple[int, int]]) -> Tensor:
-    """(B, S, D), or (1, S, D) if all images are of one size: position encodings of a (B, D, h, w) map's tokens."""
-    height, width = x.shape[-2:]
-    distinct = sizes if len(set(sizes)) > 1 else sizes[:1]
-    extents = [(min(height, -(-h // stride)), min(width, -(-w // stride))) for h, w in distinct]
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    extent = torch.tensor(extents, dtype=dtype).to(x.device, non_blocking=True)
-    return sine_positions((height, width), extent, x.shape[1]).to(x.dtype)

@@ -27,6 +27,11 @@ class SegmenterSettings(Settings):
         return False
 
     @property
+    def has_federated_loss(self) -> bool:
+        """Whether the class loss can leave classes out: each has a sigmoid of its own, and `losses` does so."""
+        return False
+
+    @property
     @abstractmethod
     def memory_advice(self) -> str:
         """Which setting to lower when memory runs out in training, to complete the sentence "Try: ..."."""

@@ -14,13 +14,15 @@ from torch.utils.data import DataLoader
 from uniquery.data.batch import Batch, TrainingSamples, collate, raise_errors
 from uniquery.data.coco import CocoData
 from uniquery.data.dataset import Dataset, is_panoptic
+from uniquery.data.images import is_file
+from uniquery.data.mirrored import mirrored_labels
 from uniquery.data.open import open_data
-from uniquery.data.sampling import StepBatchSampler
-from uniquery.errors import ConfigError, UserError
+from uniquery.data.sampling import StepBatchSampler, repeat_factors
+from uniquery.errors import ConfigError, DataError, UserError
 from uniquery.parallel import get_rank, get_world_size
 from uniquery.segmenters import panoptic_segmenters
 from uniquery.signals import ignore_signals
-from uniquery.training.config import Config, SplitConfig
+from uniquery.training.config import Config, EvalConfig, SplitConfig
 from uniquery.training.run import TrainingRun
 
 _WORKER_KILLED = re.compile(r"DataLoader worker \(pid.*(exited unexpectedly|is killed by signal)")
@@ -33,21 +35,26 @@ def load_splits(config: Config) -> tuple[Dataset, Dataset | None]:
         raise ConfigError(
             "There is no training data: give --train ANNOTATIONS IMAGES, or data.train in the configuration."
         )
-    train_data = open_data(
-        data.train.annotations,
-        data.train.images,
-        pngs=data.train.panoptic_pngs,
-        classes=data.classes,
-        keep_empty=data.keep_empty,
-        ignore_crowd=data.ignore_crowd,
-    )
-    _check_panoptic(config, train_data, train_data)
-    train_data.check_files_exist()
+    with hint_at_option("--train", data.train):
+        train_data = open_data(
+            data.train.annotations,
+            data.train.images,
+            pngs=data.train.panoptic_pngs,
+            classes=data.classes,
+            keep_empty=data.keep_empty,
+            ignore_crowd=data.ignore_crowd,
+        )
+        _check_panoptic(config, train_data, train_data)
+        train_data.check_files_exist()
     if data.val is None:
         return train_data, None
-    val = open_validation_data(data.val, train_data.classes)
-    _check_panoptic(config, train_data, val)
-    val.check_files_exist()
+    with hint_at_option("--val", data.val):
+        val = open_validation_data(data.val, train_data.classes)
+        _check_panoptic(config, train_data, val)
+        val.check_files_exist()
+    _check_protocol(val, config.eval)
+    if data.classes is None:
+        check_classes_known(val, train_data.classes)
     return train_data, val
 
 
@@ -65,8 +72,58 @@ def _check_panoptic(config: Config, train: Dataset, split: Dataset) -> None:
         )
 
 
+def check_classes_known(data: CocoData, classes: Sequence[str]) -> None:
+    """Checks that all instances of a data set are of classes that a model has; it need not have instances of all.
+
+    Raises:
+        DataError: there are others, which would silently not be scored.
+    """
+    if data.unused:
+        name, count = next(iter(data.unused.items()))
+        known = f"{', '.join(classes[:8])}{', …' * (len(classes) > 8)}"
+        raise DataError(
+            f"{data.annotations} has {count} annotations of the class '{name}', which the training data does not have; "
+            f"its classes are {known}. Rename the class, or train with data.classes, which leaves all others out."
+        )
+
+
+@contextmanager
+def hint_at_option(option: str, split: SplitConfig) -> Iterator[None]:
+    """Adds a hint to an error in the block if the files of a split are not there.
+
+    Raises:
+        DataError: an error of the block.
+    """
+    try:
+        yield
+    except DataError as error:
+        if is_file(split.annotations) and split.images.is_dir():
+            raise
+        raise DataError(f"{error} Say where the data is with {option} ANNOTATIONS IMAGES.") from None
+
+
+def _check_protocol(val: Dataset, settings: EvalConfig) -> None:
+    """Raises before the training if the metrics cannot be computed after it."""
+    if is_panoptic(val.categories):
+        if settings.protocol is not None:
+            raise ConfigError(
+                f"eval.protocol {settings.protocol} is for instances, but {val.annotations} is panoptic and is scored "
+                "by panoptic quality: leave it out."
+            )
+        return
+    without = [name for name, frequency in zip(val.classes, val.frequencies, strict=True) if frequency is None]
+    if settings.protocol == "lvis" and without:
+        raise DataError(
+            f"{val.annotations}: the class {without[0]} has no 'frequency' (r, c or f), which eval.protocol lvis "
+            "needs: add it, or use coco."
+        )
+    is_lvis = settings.protocol == "lvis" or (settings.protocol is None and not without)
+    if is_lvis and settings.backend != "hotcoco":
+        raise ConfigError(f"LVIS metrics need eval.backend hotcoco, not {settings.backend}; or use eval.protocol coco.")
+
+
 def open_validation_data(split: SplitConfig, classes: Sequence[str]) -> CocoData:
-    """Validation data with the classes of a model; the same object while the file is unchanged.
+    """Validation data with those classes of a model that it has; the same object while the file is unchanged.
 
     So training, diagnosis and the pictures of the report parse it once.
 
@@ -79,7 +136,7 @@ def open_validation_data(split: SplitConfig, classes: Sequence[str]) -> CocoData
 
 @lru_cache(maxsize=2)
 def _open_cached(split: SplitConfig, classes: tuple[str, ...], _modified: int | None) -> CocoData:
-    return open_data(split.annotations, split.images, pngs=split.panoptic_pngs, classes=classes)
+    return open_data(split.annotations, split.images, pngs=split.panoptic_pngs, classes=classes, allow_missing=True)
 
 
 def data_checksums(data: Dataset, val: Dataset | None) -> dict[str, int]:
@@ -105,9 +162,17 @@ def training_batches(
         last_step=last * settings.accumulate,
         rank=get_rank(),
         ranks=get_world_size(),
+        factors=repeat_factors(data, run.config.data.sampling),
     )
     loader: DataLoader[Any] = DataLoader(
-        TrainingSamples(data, run.config.data.augment, run.config.seed),
+        TrainingSamples(
+            data,
+            run.config.data.augment,
+            run.config.seed,
+            federated=run.config.data.federated,
+            skip_unreadable=run.config.data.on_unreadable == "skip",
+            mirrored=mirrored_labels(data.classes, run.config.data.flip_pairs),
+        ),
         batch_sampler=sampler,
         num_workers=run.config.data.workers if workers is None else workers,
         collate_fn=collate,

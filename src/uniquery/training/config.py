@@ -11,6 +11,9 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from uniquery.backbones import BackboneConfig
 from uniquery.data.augment import AnyAugmentation, Flip, ShortSide, TestSize
+from uniquery.data.lvis import FederatedSettings
+from uniquery.data.sampling import RepeatFactor
+from uniquery.evaluation.protocol import Protocol
 from uniquery.querying import QueryingSettings
 from uniquery.segmenters import DEFAULT_SEGMENTER, SegmenterConfig
 from uniquery.settings import Settings, by_name, validate_settings
@@ -20,8 +23,8 @@ from uniquery.training.config_files import Override, apply_override, find_config
 class SplitConfig(Settings):
     """A COCO json, of instances or panoptic, and the folder its file names are relative to."""
 
-    annotations: Path
-    images: Path
+    annotations: Path = Field(description="a COCO json, of instances or panoptic")
+    images: Path = Field(description="the folder that its file names are relative to")
     panoptic_pngs: Path | None = Field(
         None, description="folder of panoptic PNG files; None: the path of the json without its ending"
     )
@@ -30,40 +33,62 @@ class SplitConfig(Settings):
 class DataConfig(Settings):
     """Where the data is and how it is loaded."""
 
-    train: SplitConfig | None = None
-    val: SplitConfig | None = None
+    train: SplitConfig | None = Field(None, description="training data")
+    val: SplitConfig | None = Field(None, description="validation data; None: the model is not evaluated")
     classes: tuple[str, ...] | None = Field(None, description="names of the classes to use; None: all")
     keep_empty: bool = Field(True, description="keep images without instances, as negatives")
     ignore_crowd: bool = Field(True, description="do not train on crowd regions; false takes them for background")
-    augment: tuple[AnyAugmentation, ...] = (ShortSide(), Flip())
+    augment: tuple[AnyAugmentation, ...] = Field(
+        (ShortSide(), Flip()), description="augmentations of training images, in this order"
+    )
+    flip_pairs: tuple[tuple[str, str], ...] = Field(
+        (), description="pairs of classes that are mirror images, such as [[left_hand, right_hand]]: flips swap them"
+    )
     test_size: TestSize = TestSize()
+    on_unreadable: Literal["stop", "skip"] = Field(
+        "stop", description="what to do when an image cannot be read; skip: train on a random other image instead"
+    )
+    sampling: Annotated[RepeatFactor | None, BeforeValidator(by_name)] = Field(
+        None, description="{name: repeat_factor, threshold: 0.001}: repeat images with rare classes; None: all alike"
+    )
+    federated: FederatedSettings | None = Field(
+        None, description="{classes: 50}: each image teaches only the classes it is labeled for, and some others"
+    )
     workers: int = Field(2, ge=0, description="processes that load data, per training process")
+
+    @model_validator(mode="after")
+    def _test_size_is_possible(self) -> DataConfig:
+        if self.test_size.short > self.test_size.longest:  # not in TestSize: old model files must stay readable
+            raise ValueError(
+                f"test_size: short is more than longest ({self.test_size.short} and {self.test_size.longest})"
+            )
+        return self
 
 
 class LayerConfig(Settings):
     """Learning rate and weight decay of some parameters."""
 
-    lr_factor: float = Field(1.0, ge=0)
-    weight_decay: float | None = Field(None, ge=0)
+    lr_factor: float = Field(1.0, ge=0, description="factor of lr")
+    weight_decay: float | None = Field(None, ge=0, description="weight decay; None: that of optim")
 
 
 class OptimConfig(Settings):
     """The optimizer and its parameter groups."""
 
-    name: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: float = Field(0.01, gt=0)
+    name: Literal["sgd", "adam", "adamw"] = Field("sgd", description="which optimizer")
+    lr: float = Field(0.01, gt=0, description="learning rate after the warm-up")
     lr_batch: int | None = Field(
         None,
         gt=0,
         description="images per step that lr is meant for; lr scales with the real number. None: no scaling",
     )
-    momentum: float = Field(0.9, ge=0, lt=1)
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = Field(1e-4, ge=0)
+    momentum: float = Field(0.9, ge=0, lt=1, description="sgd: its momentum")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="adam, adamw: decay of the averages of the gradient")
+    weight_decay: float = Field(1e-4, ge=0, description="weight decay of all other parameters")
     norm_weight_decay: float | None = Field(
         None, ge=0, description="weight decay of normalization layers; None: weight_decay"
     )
-    backbone_lr_factor: float = Field(1.0, ge=0)
+    backbone_lr_factor: float = Field(1.0, ge=0, description="factor of lr in the backbone")
     layers: dict[str, LayerConfig] = Field(
         {}, description="settings by the beginning of a parameter's name, or of its name inside a module"
     )
@@ -73,13 +98,13 @@ class OptimConfig(Settings):
 class ScheduleConfig(Settings):
     """The learning rate over a run; milestones are fractions of the run, warm-up is in steps."""
 
-    name: Literal["polynomial", "multistep"] = "polynomial"
+    name: Literal["polynomial", "multistep"] = Field("polynomial", description="how the learning rate decays")
     power: float = Field(0.9, gt=0, description="polynomial: its exponent")
     milestones: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(
         (2 / 3, 8 / 9), description="multistep: fractions of the run"
     )
     gamma: float = Field(0.1, gt=0, lt=1, description="multistep: factor at each milestone")
-    warmup_steps: int = Field(1000, ge=0)
+    warmup_steps: int = Field(1000, ge=0, description="steps of the warm-up; at most a quarter of the run")
     warmup_factor: float = Field(0.001, gt=0, le=1, description="fraction of lr at the first step")
 
 
@@ -90,7 +115,11 @@ class TrainConfig(Settings):
     steps: int | None = Field(None, gt=0, description="optimizer steps; or give epochs")
     batch_size: int = Field(16, gt=0, description="images per process and accumulation step, paired views included")
     accumulate: int = Field(1, gt=0, description="forwards per optimizer step")
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "bfloat16", "auto"] = Field(
+        "float32",
+        description="of the forward and backward pass; weights and losses are float32. auto: bfloat16 on devices with "
+        "instructions for it, else float32",
+    )
     ema: float | None = Field(
         None, gt=0, lt=1, description="decay of the EMA of the weights, which is then evaluated and saved; None: no EMA"
     )
@@ -106,7 +135,7 @@ class TrainConfig(Settings):
     init_from: Path | None = Field(
         None, description="a checkpoint; weights that fit by name and shape are loaded, and training starts at step 0"
     )
-    tensorboard: bool = False
+    tensorboard: bool = Field(False, description="also write a TensorBoard log")
 
     @model_validator(mode="after")
     def _steps_or_epochs(self) -> TrainConfig:
@@ -118,9 +147,16 @@ class TrainConfig(Settings):
 class EvalConfig(Settings):
     """How the model is evaluated."""
 
-    backend: Literal["hotcoco", "pycocotools"] = "hotcoco"
-    max_detections: int = Field(100, gt=0, description="highest-scoring detections of an image that are evaluated")
-    batch_size: int = Field(1, gt=0)
+    backend: Literal["hotcoco", "pycocotools"] = Field("hotcoco", description="what computes the metrics")
+    protocol: Protocol | None = Field(
+        None, description="coco or lvis; None: lvis if every category of the validation data has a frequency"
+    )
+    max_detections: int | None = Field(
+        None,
+        gt=0,
+        description="best detections that are evaluated; None: 100 per image and class by coco, 300 per image by lvis",
+    )
+    batch_size: int = Field(1, gt=0, description="images of one forward pass")
 
 
 def _segmenter_table(value: Any) -> Any:
@@ -134,8 +170,10 @@ class Config(Settings):
 
     name: str = Field("run", pattern=r"^[\w-][\w.-]*$", description="name of the run's folder inside the output folder")
     output: Path = Field(Path("runs"), description="folder for run folders")
-    seed: int = Field(0, ge=0)
-    model: Annotated[SegmenterConfig, BeforeValidator(_segmenter_table)] = DEFAULT_SEGMENTER
+    seed: int = Field(0, ge=0, description="seed of all random numbers")
+    model: Annotated[SegmenterConfig, BeforeValidator(_segmenter_table)] = Field(
+        DEFAULT_SEGMENTER, description="the segmenter: its name, or a table with its name and settings"
+    )
     backbone: Annotated[BackboneConfig, BeforeValidator(by_name)] = BackboneConfig(name="resnet50", weights="imagenet")
     querying: QueryingSettings = QueryingSettings()
     data: DataConfig = DataConfig()
@@ -148,6 +186,15 @@ class Config(Settings):
     def _batch_size_is_even(self) -> Config:
         if self.train.batch_size % self.querying.forwards_per_image:
             raise ValueError(f"train.batch_size must be even with paired views (given: {self.train.batch_size})")
+        return self
+
+    @model_validator(mode="after")
+    def _federated_loss_is_possible(self) -> Config:
+        if self.data.federated and not self.model.has_federated_loss:
+            raise ValueError(
+                "data.federated needs a model that can leave classes out of its class loss, such as solov2 or "
+                f"condinst; {self.model.name} cannot"
+            )
         return self
 
     @property
@@ -173,6 +220,16 @@ def parse_config(content: dict[str, Any], overrides: Sequence[Override] = (), *,
     for override in overrides:
         apply_override(content, override)
     return validate_settings(Config, content, where=where)
+
+
+def with_absolute_data(config: Config) -> Config:
+    """The same experiment with absolute paths of its data, so that its run can be used from any folder."""
+    splits = {
+        name: SplitConfig(**{key: path and path.absolute() for key, path in split})
+        for name, split in (("train", config.data.train), ("val", config.data.val))
+        if split is not None
+    }
+    return config.model_copy(update={"data": config.data.model_copy(update=splits)})
 
 
 def to_yaml(config: Config) -> str:

@@ -9,44 +9,37 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress
 
 from uniquery.data.batch import Batch
 from uniquery.data.dataset import Dataset
+from uniquery.errors import DataError
 from uniquery.parallel import any_rank, choose_device, get_rank, get_world_size
 from uniquery.signals import StopRequest, stop_requests
 from uniquery.training.batches import data_checksums, explain_killed_workers, load_splits, training_batches
 from uniquery.training.checkpoint import Saver
-from uniquery.training.config import Config
+from uniquery.training.config import Config, with_absolute_data
+from uniquery.training.console import RemainingTime, loss_note, training_progress
 from uniquery.training.distributed import process_group
 from uniquery.training.log import MetricsLog, SilentLog, TrainLine
 from uniquery.training.optim import EMA
 from uniquery.training.out_of_memory import explain_out_of_memory
 from uniquery.training.phase_clock import PhaseClock
+from uniquery.training.precision import resolve_precision
 from uniquery.training.recovery import Savepoint, describe_step, non_finite_error, skipped_step_line
 from uniquery.training.resume import Resume, check_same_start, resume_run, should_resume
 from uniquery.training.run import TrainingRun, build_run, images_per_step
 from uniquery.training.step import StepResult, compute_gradients, update_weights
 from uniquery.training.summary import environment, print_summary
+from uniquery.training.unreadable import UnreadableImages
 from uniquery.training.validation import evaluate_run, evaluation_is_due
 from uniquery.weights.model_file import load_matching_weights
 
 
 def train(config: Config, *, resume: Resume = False, console: Console | None = None) -> Path:
-    """Trains and evaluates a model, and returns the folder of the run, where everything is written.
+    """Trains and evaluates a model, and returns the folder of the run; `uniquery.train` also writes the report.
 
     The first SIGINT or SIGTERM ends it after the current step, with a checkpoint; a second SIGINT ends it at once.
-
-        config = load_config("mine.yaml", ["train.steps=1000"])
-        folder = train(config)
-        model, info = load_model(folder)
 
     Args:
         config: the experiment, from `load_config` or built in Python.
@@ -58,11 +51,13 @@ def train(config: Config, *, resume: Resume = False, console: Console | None = N
         KeyboardInterrupt: SIGINT came, and the run is saved.
         SystemExit: SIGTERM came, and the run is saved.
     """
+    config = with_absolute_data(config)
     with process_group(choose_device(config.train.device)):
         return _train(config, resume, Console(quiet=True) if get_rank() else console or Console())
 
 
 def _train(config: Config, resume: Resume, console: Console) -> Path:
+    config = resolve_precision(config, resume)
     is_resumed = should_resume(config, resume)
     torch.manual_seed(config.seed)
     data, val = load_splits(config)
@@ -81,7 +76,7 @@ def _train(config: Config, resume: Resume, console: Console) -> Path:
         print_summary(run, data, val, console)
     log = _open_log(run)
     try:
-        with _progress(console) as progress, stop_requests() as stop:
+        with training_progress(console) as progress, stop_requests() as stop:
             Trainer(run, data, val, log=log, stop=stop, console=console, progress=progress).fit()
     finally:
         log.close()
@@ -132,6 +127,8 @@ class Trainer:
         self.saver = Saver(run, log)
         self.savepoint = Savepoint(run)
         self.task = progress.add_task("train", total=run.steps, completed=run.step, note="")
+        self.remaining = RemainingTime(run.step)
+        self.unreadable = UnreadableImages(console)
 
     def fit(self) -> None:
         """Trains to the end.
@@ -169,7 +166,12 @@ class Trainer:
         """One step: gradients, then the update, unless a loss or gradient is not finite."""
         run = self.run
         self.savepoint.save()
-        result = compute_gradients(run, batches, self.clock)
+        try:
+            result = compute_gradients(run, batches, self.clock)
+        except DataError as error:
+            self.savepoint.rollback()
+            raise self._saved_after(error) from None
+        self.unreadable.add(result.unreadable)
         if result.is_finite():
             with explain_out_of_memory(run.config, run.step, self.clock):
                 update_weights(run, result.grad_norm, self.clock)
@@ -184,6 +186,17 @@ class Trainer:
             self.savepoint.rollback()
             self._skip(result)
         self.progress.update(self.task, completed=run.step)
+
+    def _saved_after(self, error: DataError) -> DataError:
+        """The error of an image that cannot be read, with a checkpoint of the steps before it."""
+        if get_rank() == 0:
+            self.saver.save()
+        step = self.run.step
+        saved = f"at step {step}, which is saved in {self.run.folder.last}" if step else "before its first step"
+        return DataError(
+            f"{error} Training stopped {saved}: repair the file, or set data.on_unreadable=skip, then continue with "
+            "--resume auto."
+        )
 
     def _skip(self, result: StepResult) -> None:
         """Counts a step that was rolled back as skipped, or raises if no more may be skipped."""
@@ -220,11 +233,13 @@ class Trainer:
                 querying=querying,
             )
         )
-        total, data = sum(losses.values()), seconds["data"]
-        note = f"loss {total:.3f}  lr {lr:.2g}  {sum(seconds.values()):.2f} s/step (data {data:.2f})"
+        note = loss_note(losses, lr, seconds)
         self.progress.update(self.task, note=note)
         if not self.console.is_terminal:
-            self.console.print(f"step {run.step}/{run.steps}  {note}")
+            remaining = self.remaining(run.step, run.steps)
+            self.console.print(f"step {run.step}/{run.steps}  {note}  ETA {remaining}", soft_wrap=True)
+        if run.config.data.on_unreadable == "skip":
+            self.unreadable.print_new()
 
     def evaluate(self, val: Dataset) -> None:
         """Evaluates; a signal ends it, and the resumed run evaluates again."""
@@ -242,6 +257,8 @@ class Trainer:
                 evaluate_run(run, val, self.log, self.console, progress)
         except _EvaluationStoppedError:
             pass
+        except DataError as error:
+            raise self._saved_after(error) from None
         finally:
             self.progress.remove_task(task)
 
@@ -255,16 +272,3 @@ class Trainer:
             message = f"Stopped by {name} before the first step."
         self.console.print(f"{message} Continue with --resume auto.")
         self.stop.exit()
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=console,
-        transient=True,
-    )

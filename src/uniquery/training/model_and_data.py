@@ -11,11 +11,12 @@ import torch
 from uniquery.data.dataset import Dataset, is_panoptic
 from uniquery.data.open import open_data
 from uniquery.errors import UserError
-from uniquery.evaluation.coco import COCO_DETECTIONS
+from uniquery.evaluation.protocol import Protocol
 from uniquery.querying.contract import Segmenter
+from uniquery.training.batches import check_classes_known, hint_at_option
 from uniquery.training.config import SplitConfig
 from uniquery.training.run_folder import RunFolder
-from uniquery.weights.model_file import ModelInfo, check_classes, load_model
+from uniquery.weights.model_file import ModelInfo, load_model
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,15 @@ class ModelAndData:
         model: the segmenter in evaluation mode.
         info: its settings and its classes.
         data: the given data, or the validation data of the model's run.
-        max_detections: how many detections its run scores per image and category, or COCO's number.
+        max_detections: how many detections its run scores; None: the protocol's number.
+        protocol: whose metrics its run asks for; None: the data decides.
     """
 
     model: Segmenter[Any, Any, Any]
     info: ModelInfo
     data: Dataset
-    max_detections: int
+    max_detections: int | None
+    protocol: Protocol | None
 
     @property
     def is_panoptic(self) -> bool:
@@ -71,12 +74,17 @@ def open_model_and_data(
         split = SplitConfig(annotations=data[0], images=data[1], panoptic_pngs=pngs)
     if split is None:
         raise UserError(f"{path} has no validation data of its own: add --data ANNOTATIONS IMAGES.")
-    classes = config.data.classes if config and data is None else None
-    dataset = open_data(split.annotations, split.images, pngs=split.panoptic_pngs, classes=classes)
-    dataset.check_files_exist()
-    check_classes(info, dataset.classes, str(split.annotations))
+    model_classes = [category.name for category in info.categories]
+    with hint_at_option("--data", split):
+        dataset = open_data(
+            split.annotations, split.images, pngs=split.panoptic_pngs, classes=model_classes, allow_missing=True
+        )
+        dataset.check_files_exist()
     if is_panoptic(dataset.categories) and not is_panoptic(info.categories):
         raise UserError(
             f"{split.annotations} is panoptic, but {path} was trained on instances: score it with instance annotations."
         )
-    return ModelAndData(model, info, dataset, config.eval.max_detections if config else COCO_DETECTIONS)
+    if data is not None or config is None or config.data.classes is None:
+        check_classes_known(dataset, model_classes)
+    limit, protocol = (config.eval.max_detections, config.eval.protocol) if config else (None, None)
+    return ModelAndData(model, info, dataset, limit, protocol)

@@ -12,6 +12,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from uniquery.training.config import OptimConfig, ScheduleConfig
 
 _NORMS = (nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
+MAX_WARMUP = 0.25
+"""Largest share of a run that the warm-up may take: a longer one would leave no steps with the full learning rate."""
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig, effective_batch: int) -> Optimizer:
@@ -66,10 +68,20 @@ def lr_factor(config: ScheduleConfig, step: int, steps: int) -> float:
         decay = math.pow(1 - min(step, steps) / steps, config.power)
     else:
         decay = math.pow(config.gamma, sum(step >= share * steps for share in config.milestones))
-    if step < config.warmup_steps:
-        share = step / config.warmup_steps
+    warmup = warmup_steps(config, steps)
+    if step < warmup:
+        share = step / warmup
         return decay * (config.warmup_factor * (1 - share) + share)
     return decay
+
+
+def warmup_steps(config: ScheduleConfig, steps: int) -> int:
+    """The steps of the warm-up, at most a quarter of the run.
+
+    >>> warmup_steps(ScheduleConfig(warmup_steps=100), steps=1000), warmup_steps(ScheduleConfig(warmup_steps=100), 30)
+    (100, 7)
+    """
+    return min(config.warmup_steps, int(MAX_WARMUP * steps))
 
 
 class EMA:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from uniquery.data.batch import Batch
+from uniquery.data.mirrored import mirrored_labels
 from uniquery.errors import CheckpointError
 from uniquery.files import replace_folder, restore_folder
 from uniquery.parallel import get_rank
@@ -31,7 +32,7 @@ from uniquery.weights.checksummed import TensorFile, read_json, read_safetensors
 from uniquery.weights.model_file import MODEL_FILE, load_model
 
 BATCH_FILE, STATE_FILE, STEP_FILE = "batch.safetensors", "state.safetensors", "step.json"
-_TARGET_FIELDS = ("labels", "boxes", "masks", "valid", "things")
+_TARGET_FIELDS = ("labels", "boxes", "masks", "valid", "things", "negative_classes", "not_exhaustive_classes")
 
 
 @dataclass(frozen=True)
@@ -119,8 +120,11 @@ def replay(folder: str | Path, device: torch.device | str = "cpu") -> ReplayedSt
     if not step_folder.config_file.is_file():
         raise CheckpointError(f"{step_folder.config_file} is missing.")
     config = step_folder.read_config()
-    model, _ = load_model(folder / MODEL_FILE, device)
-    objective = UniqueQuerying(model, config.querying.inter, config.querying.equivariance, seed=config.seed).train()
+    model, info = load_model(folder / MODEL_FILE, device)
+    mirrored = mirrored_labels([category.name for category in info.categories], config.data.flip_pairs)
+    objective = UniqueQuerying(
+        model, config.querying.inter, config.querying.equivariance, seed=config.seed, mirrored=mirrored
+    ).train()
     objective.load_algorithm_state(strip_prefix(state, "algorithm/"), device)
     seed_step(config, values["step"] - 1, values["rank"])
     totals: dict[str, Tensor] = {}

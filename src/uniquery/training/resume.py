@@ -9,12 +9,13 @@ import torch
 from rich.console import Console
 
 from uniquery.data.dataset import Dataset
+from uniquery.data.sampling import images_per_epoch
 from uniquery.errors import CheckpointError, ConfigError, UserError
 from uniquery.parallel import any_rank, broadcast_from_first, choose_device, get_rank, synchronize
 from uniquery.settings import flatten
 from uniquery.training.checkpoint import load_last, move_damaged
 from uniquery.training.config import Config
-from uniquery.training.run import TrainingRun
+from uniquery.training.run import TrainingRun, count_steps, images_per_step
 from uniquery.training.run_folder import RunFolder
 from uniquery.weights.model_file import ModelInfo
 
@@ -22,14 +23,18 @@ Resume = bool | Literal["auto"]
 
 # The data may be in another place; its checksum is compared instead.
 MAY_DIFFER_ON_RESUME = (
+    "name",
     "output",
     "data.workers",
+    "data.on_unreadable",
     "data.train.annotations",
     "data.train.images",
     "data.val.annotations",
     "data.val.images",
     "data.train.panoptic_pngs",
     "data.val.panoptic_pngs",
+    "train.steps",  # may be more; compared when the checkpoint is loaded
+    "train.epochs",
     "train.batch_size",  # the images per step are compared when the checkpoint is loaded
     "train.accumulate",
     "train.log_every",
@@ -92,8 +97,16 @@ def resume_run(run: TrainingRun, data: Dataset, console: Console) -> None:
 
     Raises:
         CheckpointError: there is none, or it does not fit the data or this version.
+        ConfigError: the run would be shorter than before.
     """
     folder = run.folder
+    before = folder.read_config()
+    steps_before = count_steps(before.train, images_per_epoch(data, before.data.sampling), images_per_step(run.config))
+    if run.steps < steps_before:
+        raise ConfigError(
+            f"--resume of {folder} with {run.steps} steps, but it was started with {steps_before}: train.steps and "
+            "train.epochs can be raised, not lowered."
+        )
     info, saved, checkpoint = load_last(folder, console)
     synchronize()  # no folder is moved before all processes have read
     if get_rank() == 0:
@@ -105,7 +118,14 @@ def resume_run(run: TrainingRun, data: Dataset, console: Console) -> None:
     except (RuntimeError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"The checkpoint of {folder} does not fit this version of uniquery: {reason}.") from None
-    console.print(f"Resuming {folder} from step {run.step}")
+    is_complete = run.step == run.steps
+    more = ": it is already complete. To train on, raise train.steps or train.epochs." if is_complete else ""
+    console.print(f"Resuming {folder} from step {run.step}{more}")
+    if run.steps > steps_before:
+        console.print(
+            f"The run has {run.steps} steps instead of {steps_before}; from here on, the learning rate is that of the "
+            "longer schedule."
+        )
 
 
 def _check_classes_unchanged(info: ModelInfo, data: Dataset) -> None:

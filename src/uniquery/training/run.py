@@ -11,13 +11,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from uniquery.data.dataset import Dataset
+from uniquery.data.mirrored import mirrored_labels
+from uniquery.data.sampling import images_per_epoch
 from uniquery.errors import CheckpointError
 from uniquery.parallel import choose_device, get_world_size
 from uniquery.querying import UniqueQuerying
 from uniquery.querying.contract import Segmenter
 from uniquery.segmenters import build_segmenter
 from uniquery.training.checkpoint import TrainerState, add_prefix, strip_prefix
-from uniquery.training.config import Config
+from uniquery.training.config import Config, TrainConfig
 from uniquery.training.distributed import wrap_ddp
 from uniquery.training.optim import EMA, build_optimizer
 from uniquery.training.run_folder import RunFolder
@@ -129,11 +131,19 @@ def build_run(config: Config, data: Dataset, *, pretrained: bool = True) -> Trai
     info = ModelInfo(config.model, config.backbone, tuple(data.categories), config.data.test_size)
     model = build_segmenter(config.model, config.backbone, len(data.categories), pretrained=pretrained).to(device)
     images = images_per_step(config)
-    steps = settings.steps or max(1, round((settings.epochs or 0) * len(data) / images))
+    steps = count_steps(settings, images_per_epoch(data, config.data.sampling), images)
     optimizer = build_optimizer(model, config.optim, images)
     ema = EMA(model, settings.ema) if settings.ema else None
-    objective = UniqueQuerying(model, config.querying.inter, config.querying.equivariance, seed=config.seed)
+    mirrored = mirrored_labels(data.classes, config.data.flip_pairs)
+    objective = UniqueQuerying(
+        model, config.querying.inter, config.querying.equivariance, seed=config.seed, mirrored=mirrored
+    )
     return TrainingRun(config, info, model, objective, wrap_ddp(objective), optimizer, ema, steps, device)
+
+
+def count_steps(settings: TrainConfig, images: float, images_of_step: int) -> int:
+    """How many steps a run takes on so many images."""
+    return settings.steps or max(1, round((settings.epochs or 0) * images / images_of_step))
 
 
 def images_per_step(config: Config) -> int:

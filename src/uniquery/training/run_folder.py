@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import yaml
 from uniquery.errors import DataError, UserError
 from uniquery.files import folder_versions, make_folder, restore_folder, write_atomically
 from uniquery.training.config import Config, parse_config, to_yaml
-from uniquery.training.config_files import read_yaml
+from uniquery.training.config_files import Override, read_yaml
 from uniquery.training.log import Line, read_metrics
 from uniquery.weights.model_file import BEST, LAST
 
@@ -129,6 +129,16 @@ class RunFolder:
             ConfigError: the file is missing or wrong.
         """
         return parse_config(read_yaml(self.config_file), where=str(self.config_file))
+
+    def config_to_resume(self, overrides: Sequence[Override] = ()) -> Config:
+        """The configuration of the run as it continues, in the folder where it is now.
+
+        Raises:
+            ConfigError: the file is missing or wrong, or an override is.
+        """
+        path = self.path if self.path.name not in ("", "..") else self.path.resolve()
+        place: list[Override] = [("output", str(path.parent)), ("name", path.name)]
+        return parse_config(read_yaml(self.config_file), [*place, *overrides], where=str(self.config_file))
 
     def config_text(self) -> str:
         """`config.yaml` as text, empty if there is none."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from uniquery.data.batch import Batch
-from uniquery.parallel import all_gather_rows, all_reduce_mean, get_rank
+from uniquery.errors import DataError
+from uniquery.parallel import all_gather_rows, all_reduce_mean, any_rank, get_rank
 from uniquery.querying.keyed_random import keyed_seed
 from uniquery.training.config import Config
 from uniquery.training.distributed import no_sync
@@ -30,12 +31,14 @@ class StepResult:
         grad_norm: norm of all gradients together, before clipping.
         image_ids: the images of this process.
         local_loss: sum of the losses of this process.
+        unreadable: a sentence for each image of this process that cannot be read and was skipped.
     """
 
     losses: dict[str, Tensor]
     grad_norm: Tensor
     image_ids: list[int]
     local_loss: Tensor
+    unreadable: list[str] = field(default_factory=list)
 
     def is_finite(self) -> bool:
         """Whether every loss and the gradient norm are finite. Synchronizes with the GPU."""
@@ -49,15 +52,21 @@ class StepResult:
 
 
 def compute_gradients(run: TrainingRun, batches: Iterator[Batch], clock: PhaseClock) -> StepResult:
-    """Runs the forwards and backwards of one step; no weight is changed."""
+    """Runs the forwards and backwards of one step; no weight is changed.
+
+    Raises:
+        DataError: an image cannot be read, by this process or another; all processes raise together.
+    """
     totals: dict[str, Tensor] = {}
     image_ids: list[int] = []
+    unreadable: list[str] = []
     run.objective.train()
     run.optimizer.zero_grad(set_to_none=True)
     seed_step(run.config, run.step, get_rank())
     for i in range(run.config.train.accumulate):
         with clock("data"):
-            batch = next(batches)
+            batch = _next_batch(batches, run.device)
+            unreadable += [sentence for sentences in batch.unreadable for sentence in sentences]
         is_last = i == run.config.train.accumulate - 1
         with (
             explain_out_of_memory(run.config, run.step, clock, batch),
@@ -70,7 +79,21 @@ def compute_gradients(run: TrainingRun, batches: Iterator[Batch], clock: PhaseCl
     with clock("step"):
         local_losses = torch.stack(list(totals.values()))
         means = dict(zip(totals, all_reduce_mean(local_losses), strict=True))
-        return StepResult(means, gradient_norm(run.objective), image_ids, local_losses.sum())
+        return StepResult(means, gradient_norm(run.objective), image_ids, local_losses.sum(), unreadable)
+
+
+def _next_batch(batches: Iterator[Batch], device: torch.device) -> Batch:
+    batch: Batch | DataError
+    try:
+        batch = next(batches)
+    except DataError as error:
+        batch = error
+    is_unreadable = any_rank(isinstance(batch, DataError), device)  # no process may wait for one that stops
+    if isinstance(batch, DataError):
+        raise batch
+    if is_unreadable:
+        raise DataError("Another process cannot read an image; its error message is the cause.")
+    return batch
 
 
 def seed_step(config: Config, step: int, rank: int) -> None:

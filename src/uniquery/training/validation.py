@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.markup import escape
 
 from uniquery.data.dataset import Dataset, Row, is_panoptic
 from uniquery.evaluation import Metrics, evaluate
@@ -33,10 +34,12 @@ def evaluate_run(run: TrainingRun, val: Dataset, log: MetricsLog, console: Conso
     """
     start = time.perf_counter()
     with _evaluated_weights(run):
-        results = gather_lists(_predict(run, val, progress))
+        results, unreadable = (gather_lists(rows) for rows in _predict(run, val, progress))
     run.eval_step = run.step
     if get_rank():
         return
+    for sentence in unreadable:
+        console.print(f"[yellow]warning:[/] {escape(sentence)} Its instances count as not found.")
     metrics = _score(run, val, results)
     log.write(
         EvalLine(
@@ -52,6 +55,9 @@ def evaluate_run(run: TrainingRun, val: Dataset, log: MetricsLog, console: Conso
     values = {name: value for name, value in metrics.values.items() if name.startswith(metrics.headline)}
     console.print(f"step {run.step}: " + "  ".join(f"{name} {format_percent(v, 1)}" for name, v in values.items()))
     if metrics.score is None or metrics.score > run.best:
+        if metrics.score is not None:
+            score = f"{metrics.headline} {format_percent(metrics.score, 1)}"
+            console.print(f"step {run.step}: new best {score}, saved in {run.folder.best}", soft_wrap=True)
         run.best = -math.inf if metrics.score is None else metrics.score
         save_checkpoint(run.folder.best, run.eval_state_dict(), run.info)
         run.folder.write_predictions(results)
@@ -62,14 +68,21 @@ def _score(run: TrainingRun, val: Dataset, results: list[Row]) -> Metrics | Pano
     settings = run.config.eval
     if is_panoptic(val.categories):
         return evaluate_panoptic(val.ground_truth(), results)
-    return evaluate(val.ground_truth(), results, max_detections=settings.max_detections, backend=settings.backend)
+    return evaluate(
+        val.ground_truth(),
+        results,
+        max_detections=settings.max_detections,
+        backend=settings.backend,
+        protocol=settings.protocol,
+    )
 
 
-def _predict(run: TrainingRun, val: Dataset, progress: Progress) -> list[Row]:
-    """COCO results on this process's share of the images."""
-    config = run.config
+def _predict(run: TrainingRun, val: Dataset, progress: Progress) -> tuple[list[Row], list[str]]:
+    """COCO results on this process's share of the images, and a sentence for each image that cannot be read."""
+    config, unreadable = run.config, list[str]()
+    on_unreadable = unreadable.append if config.data.on_unreadable == "skip" else None
     if is_panoptic(val.categories):
-        return predict_panoptic_dataset(
+        segments = predict_panoptic_dataset(
             run.model,
             val,
             run.info.categories,
@@ -79,7 +92,9 @@ def _predict(run: TrainingRun, val: Dataset, progress: Progress) -> list[Row]:
             rank=get_rank(),
             ranks=get_world_size(),
             progress=progress,
+            on_unreadable=on_unreadable,
         )
+        return segments, unreadable
     (results,) = predict_dataset(
         run.model,
         val,
@@ -90,8 +105,9 @@ def _predict(run: TrainingRun, val: Dataset, progress: Progress) -> list[Row]:
         rank=get_rank(),
         ranks=get_world_size(),
         progress=progress,
+        on_unreadable=on_unreadable,
     ).values()
-    return results
+    return results, unreadable
 
 
 @contextmanager

@@ -142,21 +142,6 @@ def load_model(path: str | Path, device: torch.device | str = "cpu") -> tuple[Se
     return model.to(device).eval(), info
 
 
-def check_classes(info: ModelInfo, classes: Sequence[str], data_name: str) -> None:
-    """Checks that the model has all classes of a data set.
-
-    Raises:
-        CheckpointError: a class is missing.
-    """
-    known = {c.name for c in info.categories}
-    missing = [name for name in classes if name not in known]
-    if missing:
-        raise CheckpointError(
-            f"{data_name} has {len(missing)} class{'es' * (len(missing) > 1)} that the model does not have, "
-            f"for example '{missing[0]}'; its classes are {', '.join(sorted(known)[:8])}{', …' * (len(known) > 8)}."
-        )
-
-
 @dataclass(frozen=True)
 class WeightMatch:
     """Which weights of a file were loaded into a model.
@@ -187,7 +172,7 @@ def load_matching_weights(model: nn.Module, path: str | Path) -> WeightMatch:
         CheckpointError: the file cannot be read, or nothing in it fits.
     """
     path = Path(path)
-    state = to_uniquery_names(read_foreign(path)) if _is_foreign(path) else read_model_file(path)[1]
+    state = to_uniquery_names(read_foreign(path)) if is_foreign(path) else read_model_file(path)[1]
     own = model.state_dict()
     fitting = {name: tensor for name, tensor in state.items() if name in own and own[name].shape == tensor.shape}
     if not fitting:
@@ -200,7 +185,7 @@ def load_matching_weights(model: nn.Module, path: str | Path) -> WeightMatch:
     )
 
 
-def _is_foreign(path: Path) -> bool:
+def is_foreign(path: Path) -> bool:
     """Whether a file is from another project: a pickle, or safetensors without our header."""
     if path.suffix != ".safetensors" or not path.is_file():
         return path.suffix in (".pth", ".pt", ".bin", ".pkl")

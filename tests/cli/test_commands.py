@@ -217,6 +217,9 @@ def test_predict_leaves_out_what_it_cannot_read_and_keeps_the_rest(trained, tmp_
     assert {r["image_id"] for r in json.loads((out / "results.json").read_text())} <= {1, 3}
     assert (out / "c.overlay.png").is_file()
     assert not (out / "b.overlay.png").exists()
+    error = fails(capsys, "predict", run, folder / "b.png", folder / "notes.jpg", "-o", tmp_path / "none")
+    assert "notes.jpg is not a readable image" in error
+    assert not (tmp_path / "none" / "results.json").exists()
 
 
 def test_report_compares_two_runs(trained, tmp_path):

@@ -72,7 +72,7 @@ def write_predictions(
         short: as for `Model.predict`.
         progress: called with (done, total) after each file.
         on_unreadable: called with a sentence for each file that cannot be read, which is then left out; None raises a
-            DataError instead.
+            DataError instead. If no file can be read, the error of the last one is raised.
 
     Returns:
         The number of instances.
@@ -88,7 +88,7 @@ def write_predictions(
         try:
             image = read_image(file)
         except DataError as error:
-            if on_unreadable is None:
+            if on_unreadable is None or (image_id == len(files) and not images):  # none of them can be read
                 raise
             on_unreadable(str(error))
             progress(image_id, len(files))

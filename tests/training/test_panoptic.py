@@ -170,6 +170,9 @@ class TestPredict:
         captured = capsys.readouterr()
         assert "in 1 images" in captured.out
         assert "broken.png" in captured.err
+        none = ["predict", str(run), str(tmp_path / "broken.png"), "--panoptic", "-o", str(tmp_path / "none")]
+        assert main(none) == 2
+        assert "broken.png" in capsys.readouterr().err
 
     def test_options_that_do_not_fit(self, run, files, tmp_path, capsys):
         command = ["predict", str(run), str(files.images("val")), "-o", str(tmp_path)]

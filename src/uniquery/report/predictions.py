@@ -153,7 +153,7 @@ def write_panoptic_predictions(
         try:
             image = read_image(file)
         except DataError as error:
-            if on_unreadable is None:
+            if on_unreadable is None or (image_id == len(files) and not content["images"]):
                 raise
             on_unreadable(str(error))
             progress(image_id, len(files))

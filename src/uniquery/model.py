@@ -9,10 +9,11 @@ from typing import Any, overload
 import torch
 
 from uniquery.data.augment import TestSize
-from uniquery.data.dataset import Category
+from uniquery.data.dataset import Category, is_panoptic
 from uniquery.data.image_input import ImageInput, as_rgb_array
 from uniquery.errors import ConfigError
-from uniquery.evaluation.inference import predict_image
+from uniquery.evaluation.inference import image_outputs, predict_image
+from uniquery.masks.panoptic import PanopticSegments
 from uniquery.parallel import choose_device
 from uniquery.querying.contract import Segmenter
 from uniquery.structures import Instances
@@ -109,7 +110,46 @@ class Model:
             self.segmenter, as_rgb_array(image), size.short, size.longest, mask_threshold=mask_threshold
         )
         kept = instances[instances.scores >= score_threshold]
+        if is_panoptic(self.categories):  # stuff has no instances
+            is_thing = torch.tensor([bool(category.is_thing) for category in self.categories])
+            kept = kept[is_thing[kept.labels]]
         return replace(kept, classes=self.classes, category_ids=tuple(category.id for category in self.categories))
+
+    def predict_panoptic(
+        self,
+        image: ImageInput,
+        *,
+        object_threshold: float | None = None,
+        overlap_threshold: float | None = None,
+        short: int | None = None,
+    ) -> PanopticSegments:
+        """The things and the stuff of an image: every pixel belongs to one segment, or to none.
+
+        Args:
+            image: as for `predict`.
+            object_threshold: least class score of a segment, by default the model's own.
+            overlap_threshold: least share of its own area that a mask must keep, by default the model's own.
+            short: as for `predict`.
+
+        Raises:
+            DataError: the image cannot be read, or has another shape or dtype.
+            ConfigError: the model was not trained on panoptic data, or a setting is out of its range.
+        """
+        if not is_panoptic(self.categories):
+            raise ConfigError("The model was trained on instances and knows no stuff: train it on panoptic data.")
+        for name, value in (("object_threshold", object_threshold), ("overlap_threshold", overlap_threshold)):
+            if value is not None and not 0 <= value <= 1:
+                raise ConfigError(f"{name} is a share from 0 to 1, not {value}.")
+        pixels, size = as_rgb_array(image), self._test_size(short)
+        outputs = image_outputs(self.segmenter, pixels, size.short, size.longest)
+        (segments,) = self.segmenter.predict_panoptic(
+            outputs,
+            [(pixels.shape[0], pixels.shape[1])],
+            [bool(category.is_thing) for category in self.categories],
+            object_threshold=object_threshold,
+            overlap_threshold=overlap_threshold,
+        )
+        return segments
 
     def _test_size(self, short: int | None) -> TestSize:
         """The model's own test size, or one that is larger or smaller by a factor."""

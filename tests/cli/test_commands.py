@@ -13,12 +13,13 @@ from safetensors.torch import save_file
 
 from helpers.small_runs import small_config
 from uniquery import demo
-from uniquery.cli import COMMANDS, build_parser, main, predict
+from uniquery.cli import COMMANDS, build_parser, main, predict, weights
 from uniquery.data.coco_json import read_json
 from uniquery.data.scenes import ScenesConfig
 from uniquery.masks import rle
 from uniquery.model import SCORE_THRESHOLD
 from uniquery.report.predictions import FORMATS
+from uniquery.weights.convert import PROJECTS
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,8 @@ def trained(tmp_path_factory, scenes):
 def test_a_run_parses_each_json_once(tmp_path, scenes, monkeypatch):
     """Training, its two evaluations and the pictures of the report."""
     parsed = []
-    monkeypatch.setattr("uniquery.data.coco.read_json", lambda path: (parsed.append(path), read_json(path))[1])
+    for module in ("coco", "open"):
+        monkeypatch.setattr(f"uniquery.data.{module}.read_json", lambda path: (parsed.append(path), read_json(path))[1])
     files = {split: tmp_path / f"{split}.json" for split in ("train", "val")}
     for split, file in files.items():
         shutil.copy(scenes.annotations(split), file)
@@ -109,6 +111,7 @@ def test_options_repeat_the_defaults_of_python():
     """They are not imported, as that would import torch."""
     assert predict.FORMATS == FORMATS
     assert predict.SCORE_THRESHOLD == SCORE_THRESHOLD
+    assert weights.PROJECTS == PROJECTS
 
 
 def test_the_list_of_commands_is_that_of_the_modules(capsys):

@@ -287,7 +287,9 @@ class TestFiles:
                 make_scenes(tmp_path / "scenes", SMALL)
 
         files = make_scenes(tmp_path / "scenes", SMALL, overtake)
-        assert json.loads(files.annotations("val").read_text())["info"]["config"] == SMALL.model_dump(exclude={"lvis"})
+        assert json.loads(files.annotations("val").read_text())["info"]["config"] == SMALL.model_dump(
+            exclude={"lvis", "panoptic"}
+        )
         assert [path.name for path in tmp_path.iterdir()] == ["scenes"]
 
     def test_a_rival_with_other_knobs_is_not_overwritten(self, tmp_path: Path) -> None:

@@ -275,6 +275,30 @@ optim: {name: adamw, lr: 1.0e-3, weight_decay: 0.05, norm_weight_decay: 0.0, bac
 schedule: {name: polynomial, power: 0.9, warmup_steps: 100}
 train: {steps: 3200, batch_size: 8, ema: 0.99, eval_every: 800, save_every: 400, log_every: 100}
 """,
+    "scenes/panoptic_mask2former_lite0": """
+name: scenes_panoptic_mask2former
+model:
+  name: mask2former
+  queries: 40
+  channels: 96
+  heads: 4
+  encoder_layers: 2
+  encoder_width: 256
+  decoder_layers: 6
+  decoder_width: 256
+  points: 1024
+backbone: {name: efficientnet_lite0, weights: imagenet, norm: frozen, frozen_stages: 1}
+data:
+  augment:
+    - {op: flip, p: 0.5}
+    - {op: flip, p: 0.5, axis: vertical}
+    - {op: scale_jitter, range: [0.9, 1.5], size: 192}
+  test_size: {short: 192, longest: 192}
+  workers: 1
+optim: {name: adamw, lr: 5.0e-4, weight_decay: 0.05, norm_weight_decay: 0.0, backbone_lr_factor: 0.3, clip_norm: 5.0}
+schedule: {name: polynomial, power: 0.9, warmup_steps: 100}
+train: {steps: 1500, batch_size: 8, ema: 0.99, eval_every: 500, save_every: 500, log_every: 20}
+""",
     "nuclei/condinst_small": """
 name: nuclei-small
 model:

@@ -42,8 +42,14 @@ def add_parser(commands: Any) -> None:
         help="find everything that is wrong with a COCO data set; exit code 1 if training would fail",
         example="uniquery data check annotations/train.json images/train",
     )
-    check.add_argument("annotations", type=Path, help="a COCO json")
+    check.add_argument("annotations", type=Path, help="a COCO json, of instances or panoptic")
     check.add_argument("images", type=Path, help="the folder that its file names are relative to")
+    check.add_argument(
+        "pngs",
+        type=Path,
+        nargs="?",
+        help="the PNG files of panoptic annotations (default: the path of the json without its ending)",
+    )
     check.add_argument(
         "--headers-only", action="store_true", help="do not decode images: faster, but does not find truncated files"
     )
@@ -82,14 +88,17 @@ def run_check(args: argparse.Namespace) -> int:
     from uniquery.data.check import check_data
 
     with progress_bar("reading images") as progress:
-        report = check_data(args.annotations, args.images, read_pixels=not args.headers_only, progress=progress)
+        report = check_data(
+            args.annotations, args.images, pngs=args.pngs, read_pixels=not args.headers_only, progress=progress
+        )
     _print_report(report, Console())
     return 0 if report.is_valid else 1
 
 
 def _print_report(report: DataReport, console: Console) -> None:
     console.print(
-        f"{report.images} images, {report.instances} instances, {report.crowd} crowd regions; "
+        f"{report.images} images, {report.instances} instances"
+        f"{'' if report.stuff is None else f' ({report.stuff} of them stuff)'}, {report.crowd} crowd regions; "
         f"at most {report.max_instances} instances in an image"
     )
     for title, table in (
@@ -117,7 +126,7 @@ def _histogram(title: str, counts: dict[str, int], rows: int = 40) -> Table:
 
 
 def run_preview(args: argparse.Namespace) -> None:
-    from uniquery.data.coco import CocoData
+    from uniquery.data.open import open_data
     from uniquery.report.drawings import png_bytes
     from uniquery.report.preview import preview_picture
     from uniquery.training.config import load_config
@@ -125,9 +134,10 @@ def run_preview(args: argparse.Namespace) -> None:
     config = load_config(args.config, [*split_overrides("train", args.train), *args.set])
     if config.data.train is None:
         raise ConfigError("There is no data to preview: give --train ANNOTATIONS IMAGES.")
-    data = CocoData(
+    data = open_data(
         config.data.train.annotations,
         config.data.train.images,
+        pngs=config.data.train.panoptic_pngs,
         classes=config.data.classes,
         ignore_crowd=config.data.ignore_crowd,
     )

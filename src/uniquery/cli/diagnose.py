@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
     trained = open_model_and_data(args.model, args.data, choose_device(args.device))
     diagnosis = diagnose(trained.model, trained.data, trained.info.test_size, args.images)
     console.print(_cross_scene_table(diagnosis), _equivariance_table(diagnosis))
-    if args.sweep:
+    if args.sweep and not trained.is_panoptic:
         with progress_bar("predicting", console) as progress:
             sweep = sweep_mask_thresholds(
                 trained.model,

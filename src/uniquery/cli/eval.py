@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from uniquery.data.dataset import GroundTruth, Row
     from uniquery.evaluation import Metrics
     from uniquery.evaluation.entries import IouType
+    from uniquery.evaluation.panoptic import PanopticMetrics
     from uniquery.training.model_and_data import ModelAndData
 
 
@@ -29,8 +30,23 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("model", nargs="?", type=Path, help="a run folder, a checkpoint folder or a model file")
     add_split(parser, "--data", "COCO json and image folder (default: the run's validation data)")
-    parser.add_argument("--results", type=Path, help="score this COCO results json instead of a model (default: none)")
-    parser.add_argument("--annotations", type=Path, help="the ground truth for --results (default: that of --data)")
+    parser.add_argument(
+        "--pngs", type=Path, help="the PNG files of panoptic --data (default: the path of the json without its ending)"
+    )
+    parser.add_argument(
+        "--results",
+        nargs="+",
+        type=Path,
+        metavar="PATH",
+        help="score this COCO results json instead of a model; panoptic: and its PNG folder (default: none)",
+    )
+    parser.add_argument(
+        "--annotations",
+        nargs="+",
+        type=Path,
+        metavar="PATH",
+        help="the ground truth for --results; panoptic: and its PNG folder (default: that of --data)",
+    )
     parser.add_argument(
         "--type",
         choices=("segm", "bbox", "both"),
@@ -74,20 +90,93 @@ def run(args: argparse.Namespace) -> None:
 
     console = Console()
     if args.results is not None:
-        truth = args.annotations or (args.data[0] if args.data else None)
-        if truth is None:
-            raise UserError("--results needs the ground truth: add --annotations val.json.")
-        _report(console, args, _score(args, truth, args.results))
+        _evaluate_results(console, args)
         return
     if args.model is None:
         raise UserError("Give a model to score, or --results with --annotations.")
     if args.sweep_threshold and (args.save or args.mask_threshold is not None):
         raise UserError("--sweep-threshold tries several thresholds: leave --save and --mask-threshold out.")
-    trained = open_model_and_data(args.model, args.data, choose_device(args.device))
-    if args.sweep_threshold:
+    if args.pngs and not args.data:
+        raise UserError("--pngs is the folder of --data: add --data ANNOTATIONS IMAGES.")
+    trained = open_model_and_data(args.model, args.data, choose_device(args.device), pngs=args.pngs)
+    if trained.is_panoptic:
+        _evaluate_panoptic(console, args, trained)
+    elif args.sweep_threshold:
         _sweep(console, args, trained)
     else:
         _evaluate(console, args, trained)
+
+
+def _evaluate_results(console: Console, args: argparse.Namespace) -> None:
+    """Scores a file of results."""
+    from uniquery.data.panoptic_json import has_segments
+    from uniquery.evaluation.entries import read_ground_truth
+    from uniquery.evaluation.panoptic import evaluate_panoptic
+    from uniquery.evaluation.panoptic_files import decode_panoptic_truth, read_panoptic_results
+
+    given = args.annotations or (args.data[:1] if args.data else None)
+    if given is None:
+        raise UserError("--results needs the ground truth: add --annotations val.json.")
+    for option, paths in (("--results", args.results), ("--annotations", given)):
+        if len(paths) > 2:
+            raise UserError(f"{option} takes a json and, if it is panoptic, its PNG folder, not {len(paths)} paths.")
+    (annotations, *truth_pngs), (results, *result_pngs) = given, args.results
+    truth = read_ground_truth(annotations)
+    if has_segments(truth.annotations):
+        _check_panoptic_options(args)
+        truth = decode_panoptic_truth(truth, annotations, next(iter(truth_pngs), args.pngs))
+        rows = read_panoptic_results(results, truth, next(iter(result_pngs), None))
+        _report_panoptic(console, args, evaluate_panoptic(truth, rows))
+        return
+    if truth_pngs or result_pngs:
+        raise UserError(f"{annotations} is not panoptic, it has no 'segments_info': leave out the PNG folders.")
+    _report(console, args, _score(args, truth, results))
+
+
+def _evaluate_panoptic(console: Console, args: argparse.Namespace, trained: ModelAndData) -> None:
+    from uniquery.evaluation.panoptic import evaluate_panoptic, predict_panoptic_dataset
+    from uniquery.evaluation.panoptic_files import write_panoptic_results
+
+    _check_panoptic_options(args)
+    with progress_bar("predicting", console) as progress:
+        rows = predict_panoptic_dataset(
+            trained.model,
+            trained.data,
+            trained.info.categories,
+            trained.info.test_size,
+            workers=args.workers,
+            progress=progress,
+        )
+    truth = trained.data.ground_truth()
+    if args.save:
+        write_panoptic_results(args.save, rows, truth)
+    _report_panoptic(console, args, evaluate_panoptic(truth, rows))
+
+
+def _check_panoptic_options(args: argparse.Namespace) -> None:
+    """Raises if an option is given that panoptic quality does not have."""
+    options = {
+        "--type": args.type != "both",
+        "--max-detections": args.max_detections is not None,
+        "--backend": args.backend != "hotcoco",
+        "--protocol": args.protocol is not None,
+        "--mask-threshold": args.mask_threshold is not None,
+        "--sweep-threshold": args.sweep_threshold,
+    }
+    given = [name for name, is_given in options.items() if is_given]
+    if given:
+        raise UserError(f"{', '.join(given)} is for instances, but the annotations are panoptic: leave it out.")
+
+
+def _report_panoptic(console: Console, args: argparse.Namespace, metrics: PanopticMetrics) -> None:
+    from uniquery.evaluation.tables import panoptic_class_table, panoptic_table
+
+    console.print(panoptic_table(metrics))
+    console.print(panoptic_class_table(metrics))
+    if args.json:
+        per_class = {"PQ": metrics.per_class, "SQ": metrics.per_class_sq, "RQ": metrics.per_class_rq}
+        content = {"panoptic": {"metrics": metrics.values, "per_class": per_class}}
+        write_atomically(args.json, json.dumps(content, indent=2))
 
 
 def _sweep(console: Console, args: argparse.Namespace, trained: ModelAndData) -> None:

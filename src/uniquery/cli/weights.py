@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from uniquery.cli.options import add_set, command
 from uniquery.errors import ConfigError
-from uniquery.training.config import load_config
-from uniquery.weights.convert import (
-    PROJECTS,
-    Conversion,
-    convert_to_ours,
-    convert_to_theirs,
-    is_own_model,
-    read_categories,
-)
-from uniquery.weights.model_file import ModelInfo
+
+if TYPE_CHECKING:
+    from uniquery.weights.convert import Conversion
+    from uniquery.weights.model_file import ModelInfo
+
+PROJECTS = ("original", "huggingface")  # of `uniquery.weights.convert`
 
 
 def add_parser(commands: Any) -> None:
@@ -58,6 +54,8 @@ def add_parser(commands: Any) -> None:
 
 
 def run_convert(args: argparse.Namespace) -> None:
+    from uniquery.weights.convert import convert_to_ours, convert_to_theirs, is_own_model
+
     if is_own_model(args.source):
         if args.config or args.categories or args.set:
             raise ConfigError(
@@ -74,6 +72,10 @@ def run_convert(args: argparse.Namespace) -> None:
 
 def _info(args: argparse.Namespace) -> ModelInfo:
     """What a checkpoint of another project does not hold."""
+    from uniquery.training.config import load_config
+    from uniquery.weights.convert import read_categories
+    from uniquery.weights.model_file import ModelInfo
+
     absent = [
         option for option, value in (("--config", args.config), ("--categories", args.categories)) if value is None
     ]

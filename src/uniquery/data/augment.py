@@ -57,6 +57,12 @@ class Sample:
         things = None if self.things is None else self.things[kept]
         return replace(self, masks=self.masks[kept], labels=self.labels[kept], things=things)
 
+    def without_stuff(self) -> Sample:
+        """Only the things."""
+        if self.things is None:
+            return self
+        return replace(self, masks=self.masks[self.things], labels=self.labels[self.things], things=None)
+
     def with_pixels(self, image: Tensor, change_masks: Callable[[Tensor], Tensor]) -> Sample:
         """With another image; its masks, and its valid pixels as a (1, H, W) mask, are changed by the function."""
         valid = None if self.valid is None else change_masks(self.valid[None])[0]
@@ -189,7 +195,7 @@ class CopyPaste(Augmentation):
     """Pastes instances of another training image (Ghiasi et al., CVPR 2021).
 
     The other image first goes through the augmentations that stand before this one in the list. What the pasted
-    instances cover is removed from the masks below.
+    instances cover is removed from the masks below. Stuff is not pasted.
     """
 
     op: Literal["copy_paste"] = "copy_paste"
@@ -199,7 +205,7 @@ class CopyPaste(Augmentation):
     def __call__(self, sample: Sample, rng: np.random.Generator, load_other: LoadOther | None = None) -> Sample:
         if rng.random() >= self.p or load_other is None:
             return sample
-        other = load_other().without_empty()
+        other = load_other().without_stuff().without_empty()
         if not len(other.labels):
             return sample
         limit = min(len(other.labels), self.max_instances or len(other.labels))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,14 @@ from uniquery.data.images import (
     unused_bits,
 )
 from uniquery.data.json_values import has_size, is_id, is_text, shorten
+from uniquery.data.panoptic_check import SegmentCounter
+from uniquery.data.panoptic_json import check_segments, has_segments, png_folder
 from uniquery.errors import DataError
 
 AREA_LIMITS = {"tiny (< 8²)": 8**2, "small (< 32²)": 32**2, "medium (< 96²)": 96**2, "large": float("inf")}
 COUNT_LIMITS = {"0": 0, "1–10": 10, "11–50": 50, "51–100": 100, "101–300": 300, "more": float("inf")}
 
-READ_LATER = frozenset({"unreadable file", "size mismatch"})
+READ_LATER = frozenset({"unreadable file", "size mismatch", "unreadable PNG file"})
 """Kinds of problems that training meets only when it reads the image."""
 
 
@@ -43,6 +45,7 @@ class DataReport:
         areas: size range → instances whose masks are valid and not empty.
         counts: number of instances → images.
         max_instances: the largest number of instances of an image.
+        stuff: how many of the instances are segments of stuff; None if the data is not panoptic.
     """
 
     images: int
@@ -53,6 +56,7 @@ class DataReport:
     areas: dict[str, int]
     counts: dict[str, int]
     max_instances: int
+    stuff: int | None = None
 
     @property
     def is_valid(self) -> bool:
@@ -74,13 +78,19 @@ class DataReport:
 
 
 def check_data(
-    annotations: Path, images: Path, *, read_pixels: bool = True, progress: Callable[[int, int], None] = lambda *_: None
+    annotations: Path,
+    images: Path,
+    *,
+    pngs: Path | None = None,
+    read_pixels: bool = True,
+    progress: Callable[[int, int], None] = lambda *_: None,
 ) -> DataReport:
-    """Checks tables, masks and files of a COCO data set.
+    """Checks tables, masks and files of a COCO data set, of instances or panoptic.
 
     Args:
         annotations: the json.
         images: the folder its file names are relative to.
+        pngs: the folder of panoptic PNG files; None: the path of the json without its ending.
         read_pixels: decode every image, which finds truncated files; otherwise only headers are read.
         progress: called with how many images are done, and how many there are.
 
@@ -89,15 +99,42 @@ def check_data(
     """
     raw = read_json(annotations)
     check_image_root(images)
+    if has_segments(raw.get("annotations", [])):
+        return _check_panoptic(raw, images, png_folder(annotations, pngs), read_pixels, progress)
+    if pngs is not None:
+        raise DataError(f"{annotations} is not panoptic, it has no 'segments_info': leave out the folder {pngs}.")
     check = check_tables(raw, images)
     if "annotations" not in raw:
         check.problems.append(Problem("no annotations", f"{annotations} has no 'annotations'."))
     for done, row in enumerate(raw["images"], start=1):
         check.problems += _file_problems(row, images, read_pixels)
         progress(done, len(raw["images"]))
-    check.problems += _near_folder(check, images)
-    check.problems += _unused_bits(check, images) if read_pixels else []
+    check.problems += _folder_problems(check, images, read_pixels)
     return _summary(raw, check)
+
+
+def _check_panoptic(
+    raw: Row, images: Path, pngs: Path, read_pixels: bool, progress: Callable[[int, int], None]
+) -> DataReport:
+    check, segments = check_tables({**raw, "annotations": []}, images), check_segments(raw, pngs)
+    check.problems += segments.problems
+    counter = SegmentCounter(segments.entries, pngs, read_pixels=read_pixels)
+    for done, row in enumerate(raw["images"], start=1):
+        check.problems += _file_problems(row, images, read_pixels)
+        check.problems += counter.check(row)
+        progress(done, len(raw["images"]))
+    check.problems += _folder_problems(check, images, read_pixels)
+    check.annotations, check.mask_areas = counter.rows, counter.areas
+    stuff = {row["id"] for row in raw["categories"] if is_id(row.get("id")) and row.get("isthing") == 0}
+    count = sum(row["category_id"] in stuff and not row["iscrowd"] for row in counter.rows)
+    return replace(_summary(raw, check), stuff=count)
+
+
+def _folder_problems(check: TableCheck, root: Path, read_pixels: bool) -> Iterator[Problem]:
+    """What concerns the images as a whole."""
+    yield from _near_folder(check, root)
+    if read_pixels:
+        yield from _unused_bits(check, root)
 
 
 def _near_folder(check: TableCheck, root: Path) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from uniquery.data.augment import Sample, image_only
-from uniquery.data.coco_json import TableCheck, check_tables, read_json
+from uniquery.data.coco_json import Problem, TableCheck, check_tables, read_json
 from uniquery.data.dataset import Category, ClassLists, GroundTruth, Row
 from uniquery.data.images import check_image_root, find_image_root, inside_root, is_file, read_image
 from uniquery.data.json_values import read_box
@@ -41,6 +41,7 @@ class CocoData:
         allow_missing: whether `classes` may name some that the data does not have; they get no label.
         keep_empty: whether images without instances stay, as negatives.
         ignore_crowd: whether `load` marks crowd regions as not valid; otherwise they are background.
+        tables: the content of the json, if it was read before.
 
     Raises:
         DataError: anything that would make training go wrong, in one sentence.
@@ -55,18 +56,19 @@ class CocoData:
         allow_missing: bool = False,
         keep_empty: bool = True,
         ignore_crowd: bool = True,
+        tables: Row | None = None,
     ) -> None:
         self.annotations, self.image_root, self.ignore_crowd = Path(annotations), Path(images), ignore_crowd
-        raw = read_json(self.annotations)
+        raw = read_json(self.annotations) if tables is None else tables
         if "annotations" not in raw:
             raise DataError(f"{annotations} has no 'annotations', which training and evaluation need.")
         check_image_root(self.image_root)
         check = check_tables(raw, self.image_root)
-        _raise_fatal(check, self.annotations)
+        raise_fatal(check.problems, self.annotations)
         self.warnings = [problem.text for problem in check.problems]
         self._category_rows = _select_categories(raw["categories"], classes, self.annotations, allow_missing)
         self.categories = [Category(row["id"], row["name"]) for row in self._category_rows]
-        self.unused = _count_unused(raw, self.categories)  # name → annotations of the other classes
+        self.unused = count_unused(raw["categories"], check.annotations, self.categories)
         self._pack(raw, check, keep_empty)
         if not len(self):
             raise DataError(
@@ -307,16 +309,18 @@ def _given(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def _raise_fatal(check: TableCheck, path: Path) -> None:
-    fatal = [problem for problem in check.problems if problem.fatal]
+def raise_fatal(problems: Sequence[Problem], path: Path) -> None:
+    """Raises a DataError if training must not start with one of the problems."""
+    fatal = [problem for problem in problems if problem.fatal]
     if fatal:
         more = f" (and {len(fatal) - 1} more problems; see: uniquery data check)" if len(fatal) > 1 else ""
         raise DataError(f"{path}: {fatal[0].text.removesuffix('.')}{more}.")
 
 
-def _count_unused(raw: Row, used: Sequence[Category]) -> dict[str, int]:
-    names = {row["id"]: row["name"] for row in raw["categories"]}
-    counts = Counter(row["category_id"] for row in raw["annotations"])
+def count_unused(categories: Sequence[Row], annotations: Iterable[Row], used: Sequence[Category]) -> dict[str, int]:
+    """Name → number of annotations of each class that is not used."""
+    names = {row["id"]: row["name"] for row in categories}
+    counts = Counter(row["category_id"] for row in annotations)
     return {names[number]: count for number, count in counts.items() if number not in {c.id for c in used}}
 
 

@@ -19,10 +19,26 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Category:
-    """A class: its id in the annotations and its name."""
+    """A class.
+
+    Attributes:
+        id: its id in the annotations.
+        name: its name.
+        is_thing: in panoptic data whether it is a thing, not stuff; None in data of instances.
+    """
 
     id: int
     name: str
+    is_thing: bool | None = None
+
+
+def is_panoptic(categories: Sequence[Category]) -> bool:
+    """Whether classes are divided into things and stuff.
+
+    >>> is_panoptic([Category(1, "cell")]), is_panoptic([Category(1, "sky", is_thing=False)])
+    (False, True)
+    """
+    return any(category.is_thing is not None for category in categories)
 
 
 @dataclass(frozen=True)

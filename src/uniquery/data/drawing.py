@@ -19,6 +19,14 @@ Floats = tuple[float, ...]
 Rng = np.random.Generator
 
 CLASS_NAMES = ("disc", "box", "triangle", "star", "ring", "crescent", "cross", "blob")
+STUFF_NAMES = ("grass", "sand", "water", "rock")
+_STUFF = {  # kind of pattern, and its two colors
+    "grass": (0.55, ((0.16, 0.34, 0.12), (0.34, 0.5, 0.2))),
+    "sand": (0.4, ((0.6, 0.5, 0.34), (0.42, 0.34, 0.24))),
+    "water": (0.7, ((0.14, 0.28, 0.46), (0.3, 0.46, 0.6))),
+    "rock": (0.2, ((0.4, 0.38, 0.38), (0.24, 0.22, 0.24))),
+}
+_VOID_SHARE = 0.2  # how many parts of a background of stuff are void, on average
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,35 @@ def background(rng: Rng, side: int, lattice: Array) -> Array:
     a, b = ((8 + 24 * p[3]) * along + 0.4 * blend for along in (c * x + s * y, c * y - s * x))
     pattern = _pattern(p[4], a, b, lattice)
     return _mix(first, second, np.clip(blend, 0, 1)) + 0.2 * p[5] * (pattern - 0.5)
+
+
+def stuff_background(rng: Rng, side: int, lattice: Array) -> tuple[Array, npt.NDArray[np.int64]]:
+    """(3, H, W), and the (H, W) index in `STUFF_NAMES` of each pixel, −1 for void: three to five parts of stuff.
+
+    Each part is nearest to its center, in coordinates that smooth noise distorts. Void looks like `background`.
+    """
+    pixels, labels = background(rng, side, lattice), np.full((side, side), -1, dtype=np.int64)
+    x = np.arange(side, dtype=np.float32) / side
+    y = x[:, None]
+    u, v = (a + 0.3 * (_noise(lattice, 4 * x + 9 * rng.random(), 4 * y + 9 * rng.random()) - 0.5) for a in (x, y))
+    nearest, void = np.full((side, side), 9, dtype=np.float32), pixels
+    for part in range(3 + int(3 * rng.random())):
+        du, dv = u - rng.random(), v - rng.random()
+        label, is_void = int(rng.random() * len(STUFF_NAMES)), rng.random() < _VOID_SHARE and part > 0
+        texture = void if is_void else _stuff_texture(rng, STUFF_NAMES[label], x, y, lattice)
+        distance = du * du + dv * dv
+        closer = distance < nearest
+        nearest, pixels = np.where(closer, distance, nearest), np.where(closer, texture, pixels)
+        labels[closer] = -1 if is_void else label
+    return pixels, labels
+
+
+def _stuff_texture(rng: Rng, name: str, x: Array, y: Array, lattice: Array) -> Array:
+    """(3, H, W): the pattern of a kind of stuff, in another brightness, scale and direction each time."""
+    (c, s), scale, light = direction(rng), 10 + 8 * rng.random(), 0.7 + 0.6 * rng.random()
+    kind, colors = _STUFF[name]
+    first, second = (light * np.array(rgb, dtype=np.float32)[:, None, None] for rgb in colors)
+    return _mix(first, second, _pattern(kind, scale * (c * x + s * y), scale * (c * y - s * x), lattice))
 
 
 def _mix(first: Array, second: Array, weight: Array) -> Array:

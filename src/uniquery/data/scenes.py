@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from uniquery.data.drawing import (
     CLASS_NAMES,
@@ -32,8 +32,10 @@ from uniquery.data.drawing import (
     paint,
     random_color,
     shape,
+    stuff_background,
 )
 from uniquery.data.lvis_scenes import image_name, long_tailed, lvis_form
+from uniquery.data.panoptic_scenes import panoptic_categories, visible_stuff, write_panoptic_entry
 from uniquery.errors import DataError
 from uniquery.masks import rle
 from uniquery.settings import Settings
@@ -59,6 +61,13 @@ class ScenesConfig(Settings):
     lvis: bool = Field(
         False, description="Write LVIS json; each class is 2.2 times as rare in training as the one before it."
     )
+    panoptic: bool = Field(False, description="Backgrounds are stuff and void, and annotations COCO's panoptic ones.")
+
+    @model_validator(mode="after")
+    def _has_one_form(self) -> ScenesConfig:
+        if self.lvis and self.panoptic:
+            raise ValueError("lvis and panoptic are two forms of annotations: choose one")
+        return self
 
 
 @dataclass(frozen=True)
@@ -70,12 +79,14 @@ class Scene:
         masks: (K, H, W) bool, disjoint and not empty: the visible pixels of each object.
         labels: (K,) int64, indices in `CLASS_NAMES`.
         appearances: (K,) int64, equal for objects that share colors and texture.
+        stuff: (H, W) int64, an index in `STUFF_NAMES`, −1 for objects and void; None in scenes that are not panoptic.
     """
 
     image: npt.NDArray[np.uint8]
     masks: npt.NDArray[np.bool_]
     labels: npt.NDArray[np.int64]
     appearances: npt.NDArray[np.int64]
+    stuff: npt.NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +102,10 @@ class SceneFiles:
     def annotations(self, split: str) -> Path:
         """The COCO json of a split."""
         return self.root / "annotations" / f"{split}.json"
+
+    def pngs(self, split: str) -> Path:
+        """The folder of a split's panoptic PNG files."""
+        return self.root / "annotations" / split
 
 
 @dataclass
@@ -114,14 +129,16 @@ def draw_scene(rng: Rng, config: ScenesConfig) -> Scene:
     """
     lattice, side = rng.random((32, 32)).astype(np.float32), config.size
     owner = np.full((side, side), -1, dtype=np.int64)
-    canvas = _Canvas(background(rng, side, lattice), owner, lattice, direction(rng))
+    pixels, stuff = stuff_background(rng, side, lattice) if config.panoptic else (background(rng, side, lattice), None)
+    canvas = _Canvas(pixels, owner, lattice, direction(rng))
     objects = [drawn for obj in _plan(rng, config) if (drawn := _draw(rng, canvas, obj, config.occlusion))]
     grain = (rng.random((side, side)).astype(np.float32) - 0.5) * 0.03
     image = (np.clip(canvas.pixels + grain, 0, 1) * 255 + 0.5).astype(np.uint8).transpose(1, 2, 0)
+    stuff = visible_stuff(stuff, owner) if stuff is not None else None
     masks = owner == np.arange(len(objects))[:, None, None]
     labels = np.array([obj.label for obj in objects], dtype=np.int64)
     appearances = np.array([obj.appearance for obj in objects], dtype=np.int64)
-    return Scene(np.ascontiguousarray(image), masks, labels, appearances)
+    return Scene(np.ascontiguousarray(image), masks, labels, appearances, stuff)
 
 
 def _plan(rng: Rng, config: ScenesConfig) -> list[SceneObject]:
@@ -257,10 +274,16 @@ def _write_split(files: SceneFiles, split: str, config: ScenesConfig) -> Iterato
         scene, name = draw_scene(np.random.Generator(np.random.PCG64(key)), drawing), f"{number:06d}.png"
         Image.fromarray(scene.image).save(files.images(split) / name, compress_level=1)
         images.append({"id": number, "file_name": name, "width": config.size, "height": config.size})
-        for label, mask in zip(scene.labels.tolist(), scene.masks, strict=True):
-            annotations.append(_annotation(len(annotations) + 1, number, label, mask))
+        labels = scene.labels.tolist()
+        if scene.stuff is not None:
+            annotations.append(write_panoptic_entry(files.pngs(split), number, scene.masks, labels, scene.stuff))
+        else:
+            rows = enumerate(zip(labels, scene.masks, strict=True), start=len(annotations) + 1)
+            annotations += [_annotation(row, number, label, mask) for row, (label, mask) in rows]
         yield number
     categories = [{"id": i, "name": name} for i, name in enumerate(CLASS_NAMES[: config.classes], start=1)]
+    if config.panoptic:
+        categories = panoptic_categories(config.classes)
     content = {"info": _info(config), "images": images, "annotations": annotations, "categories": categories}
     if config.lvis:
         content = lvis_form(content, split, config.seed, files.annotations(SPLITS[0]))
@@ -282,7 +305,7 @@ def _info(config: ScenesConfig) -> dict[str, Any]:
 
 def _settings(config: ScenesConfig) -> dict[str, Any]:
     """The settings, without the form of the annotations if it is the usual one, as older folders have them."""
-    return {key: value for key, value in config.model_dump().items() if key != "lvis" or value}
+    return {key: value for key, value in config.model_dump().items() if key not in ("lvis", "panoptic") or value}
 
 
 def _count(split: str, config: ScenesConfig) -> int:
@@ -302,11 +325,13 @@ def _mismatch(files: SceneFiles, config: ScenesConfig) -> str:
             return _difference(info, config)
         if len(names) != _count(split, config) or not files_found.issuperset(names):
             return f"some of the {_count(split, config)} images of images/{split} are missing"
+        if config.panoptic and any(not (files.pngs(split) / name).is_file() for name in names):
+            return f"some of the PNG files of annotations/{split} are missing"
     return ""
 
 
 def _difference(info: Any, config: ScenesConfig) -> str:
     old = info.get("config") if isinstance(info, dict) else None
-    old, new = {"lvis": False, **(old if isinstance(old, dict) else {})}, config.model_dump()
+    old, new = {"lvis": False, "panoptic": False, **(old if isinstance(old, dict) else {})}, config.model_dump()
     changed = [f"{key} is {old[key]}, not {new[key]}" for key in new if key in old and old[key] != new[key]]
     return ", ".join(changed) or "it was drawn by another version"

@@ -53,6 +53,18 @@ METRIC_DESCRIPTIONS = {
     "APf": "frequent classes, in more than 100",
 }
 """COCO's twelve metrics, in their usual order, and what they are; then those that LVIS adds."""
+PANOPTIC_DESCRIPTIONS = {
+    "PQ": "panoptic quality, SQ × RQ per class",
+    "PQ_th": "PQ of things",
+    "PQ_st": "PQ of stuff",
+    "SQ": "mean IoU of matched segments",
+    "SQ_th": "SQ of things",
+    "SQ_st": "SQ of stuff",
+    "RQ": "F1 score of matching, IoU > 0.5",
+    "RQ_th": "RQ of things",
+    "RQ_st": "RQ of stuff",
+}
+"""The metrics of panoptic segments, in their order, and what they are."""
 SUMMARY_METRICS = {"AP": ("AP", "AP50", "AP75")}
 """Headline metric → the few metrics that a short summary shows, the headline first."""
 
@@ -337,7 +349,7 @@ def describe_metric(name: str) -> str:
         return f"best {limit} per image" if kind == "AR" else METRIC_DESCRIPTIONS.get(kind, "")
     if name.startswith("AR") and name[2:].isdecimal():
         return f"best {name[2:]} per image and class"
-    return METRIC_DESCRIPTIONS.get(name, "")
+    return METRIC_DESCRIPTIONS.get(name) or PANOPTIC_DESCRIPTIONS.get(name, "")
 
 
 def check_choice(name: str, value: str, choices: Collection[str]) -> None:

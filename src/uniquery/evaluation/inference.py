@@ -21,19 +21,19 @@ Progress = Callable[[int, int], None]
 
 
 @torch.inference_mode()
-def predict_samples(
+def forward_passes(
     model: Segmenter[Any, Any, Any],
     samples: EvaluationSamples,
     *,
-    mask_thresholds: Sequence[float | None] = (None,),
     batch_size: int = 1,
     workers: int = 0,
     progress: Progress = lambda *_: None,
     on_unreadable: Callable[[str], object] = lambda _: None,
-) -> Iterator[tuple[int, list[Instances]]]:
-    """(image id, its instances at each mask threshold) for every image, once; None is the model's own threshold.
+) -> Iterator[tuple[Batch, Any]]:
+    """Each batch of some images, and what the model's forward gives for it.
 
-    Images that the samples skip because they cannot be read are left out, and given as a sentence to `on_unreadable`.
+    Images that the samples skip because they cannot be read are given as a sentence to `on_unreadable`; in the batch
+    they are `unreadable`.
     """
     device = next(model.parameters()).device
     loader: DataLoader[Any] = DataLoader(
@@ -48,15 +48,37 @@ def predict_samples(
     model.eval()
     done = 0
     for batch in raise_errors(loader):
-        outputs = model(batch.images.to(device))
-        at_thresholds = [model.predict(outputs, batch.original_sizes, mask_threshold=t) for t in mask_thresholds]
-        for target, unreadable, *instances in zip(batch.targets, batch.unreadable, *at_thresholds, strict=True):
+        for unreadable in batch.unreadable:
             for sentence in unreadable:
                 on_unreadable(sentence)
-            if not unreadable:
-                yield target.image_id, instances
+        yield batch, model(batch.images.to(device))
         done += len(batch.images)
         progress(done, len(samples))
+
+
+@torch.inference_mode()
+def predict_samples(
+    model: Segmenter[Any, Any, Any],
+    samples: EvaluationSamples,
+    *,
+    mask_thresholds: Sequence[float | None] = (None,),
+    batch_size: int = 1,
+    workers: int = 0,
+    progress: Progress = lambda *_: None,
+    on_unreadable: Callable[[str], object] = lambda _: None,
+) -> Iterator[tuple[int, list[Instances]]]:
+    """(image id, its instances at each mask threshold) for every image, once; None is the model's own threshold.
+
+    Images that the samples skip because they cannot be read are left out, and given as a sentence to `on_unreadable`.
+    """
+    passes = forward_passes(
+        model, samples, batch_size=batch_size, workers=workers, progress=progress, on_unreadable=on_unreadable
+    )
+    for batch, outputs in passes:
+        at_thresholds = [model.predict(outputs, batch.original_sizes, mask_threshold=t) for t in mask_thresholds]
+        for target, unreadable, *instances in zip(batch.targets, batch.unreadable, *at_thresholds, strict=True):
+            if not unreadable:
+                yield target.image_id, instances
 
 
 def predict_dataset(
@@ -117,11 +139,17 @@ def predict_image(
     mask_threshold: float | None = None,
 ) -> Instances:
     """The instances of one (H, W, 3) image, at its own size; the model gets it with the given short side."""
+    outputs = image_outputs(model, image, short, longest)
+    return model.predict(outputs, [(image.shape[0], image.shape[1])], mask_threshold=mask_threshold)[0]
+
+
+@torch.inference_mode()
+def image_outputs(model: Segmenter[Any, Any, Any], image: npt.NDArray[np.uint8], short: int, longest: int) -> Any:
+    """What the model's forward gives for one (H, W, 3) image, resized to the given short side."""
     sample = image_only(image)
     batch = collate([LoadedSample(resize(sample, resized_size(*sample.size, short, longest)), 0, sample.size)])
     assert isinstance(batch, Batch)
-    device = next(model.parameters()).device
-    return model.predict(model(batch.images.to(device)), [sample.size], mask_threshold=mask_threshold)[0]
+    return model(batch.images.to(next(model.parameters()).device))
 
 
 def category_ids_by_name(classes: Sequence[str], data: Dataset) -> list[int | None]:

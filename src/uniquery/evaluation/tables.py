@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from rich.table import Table
 
 from uniquery.evaluation.coco import IOU_TYPES, Metrics, describe_metric
+from uniquery.evaluation.panoptic import GROUPS, PanopticMetrics
 
 
 def table(*metrics: Metrics) -> Table:
@@ -24,6 +25,24 @@ def class_table(*metrics: Metrics) -> Table:
     for name, count in counts.items():
         classes.add_row(name, str(count), *(format_percent(one.per_class.get(name)) for one in metrics))
     return classes
+
+
+def panoptic_table(metrics: PanopticMetrics) -> Table:
+    """A row for all classes, for things and for stuff."""
+    names = ("PQ", "SQ", "RQ")
+    table = Table("classes", *names)
+    for ending, group in GROUPS.items():
+        table.add_row(group.lower(), *(format_percent(metrics.values[name + ending]) for name in names))
+    return table
+
+
+def panoptic_class_table(metrics: PanopticMetrics) -> Table:
+    """A row for each class: its segments, and its PQ, SQ and RQ."""
+    table = Table("class", "segments", "PQ", "SQ", "RQ")
+    columns = (metrics.per_class, metrics.per_class_sq, metrics.per_class_rq)
+    for name, count in metrics.per_class_instances.items():
+        table.add_row(name, str(count), *(format_percent(column[name]) for column in columns))
+    return table
 
 
 def sweep_table(sweep: Mapping[float, Metrics]) -> Table:

@@ -7,9 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from uniquery.masks import rle
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,46 @@ class PanopticSegments:
 
     ids: Tensor
     segments: tuple[Segment, ...]
+
+    @property
+    def rles(self) -> list[rle.Rle]:
+        """The run-length mask of each segment."""
+        ids = self.ids.numpy()
+        return [rle.encode(ids == segment.id) for segment in self.segments]
+
+    def to_coco(self, image_id: int, category_ids: Sequence[int | None]) -> list[dict[str, Any]]:
+        """COCO results, one dict for each segment, as `Instances.to_coco` gives; None leaves a class out."""
+        return [
+            {
+                "image_id": image_id,
+                "category_id": category_ids[segment.label],
+                "segmentation": mask,
+                "bbox": list(rle.bounding_box(mask)),
+                "score": segment.score,
+            }
+            for segment, mask in zip(self.segments, self.rles, strict=True)
+            if category_ids[segment.label] is not None
+        ]
+
+
+def ids_to_rgb(ids: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """(H, W, 3): the ids of (H, W) segments as colors, as COCO's panoptic PNG files have them.
+
+    >>> ids_to_rgb(np.array([[0, 258]])).tolist()
+    [[[0, 0, 0], [2, 1, 0]]]
+    """
+    return np.stack([ids % 256, ids // 256 % 256, ids // 256**2], axis=-1).astype(np.uint8)
+
+
+def rgb_to_ids(colors: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
+    """(H, W) segment ids, R + 256 G + 256² B, of (H, W, 3) colors.
+
+    >>> rgb_to_ids(np.array([[[2, 1, 0]]], np.uint8)).tolist()
+    [[258]]
+    """
+    red, green, blue = np.moveaxis(colors.astype(np.int32), -1, 0)
+    ids: npt.NDArray[np.int32] = red + 256 * green + 256**2 * blue
+    return ids
 
 
 def panoptic_segments(

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from uniquery.masks.panoptic import PanopticSegments
 from uniquery.structures import (
     Assignment,
     Images,
@@ -86,3 +87,23 @@ class Segmenter(nn.Module, ABC, Generic[OutputsT, AssignmentT, QueriesT]):
         self, outputs: OutputsT, sizes: Sequence[tuple[int, int]], *, mask_threshold: float | None = None
     ) -> list[Instances]:
         """Instances of each image, with masks at the given (height, width)."""
+
+    def predict_panoptic(
+        self,
+        outputs: OutputsT,
+        sizes: Sequence[tuple[int, int]],
+        is_thing: Sequence[bool],
+        *,
+        object_threshold: float | None = None,
+        overlap_threshold: float | None = None,
+    ) -> list[PanopticSegments]:
+        """Segments of things and stuff of each image; only of segmenters whose settings have `supports_panoptic`.
+
+        Args:
+            outputs: what `forward` gave.
+            sizes: (height, width) of each result.
+            is_thing: whether each class is a thing.
+            object_threshold: least class score of a segment; None: the model's own.
+            overlap_threshold: least share of its own area that a mask must keep; None: the model's own.
+        """
+        raise NotImplementedError("this segmenter does not predict stuff")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from uniquery.data.dataset import Dataset
+from uniquery.data.dataset import Dataset, is_panoptic
 from uniquery.errors import UserError
 from uniquery.evaluation.compare import ImageInterval, bootstrap_over_images
 from uniquery.report.drawings import LabeledMask
@@ -63,7 +63,10 @@ def difference_over_images(first: Path, second: Path) -> ImageInterval | None:
         split, classes = configs[0].data.val, [[c.name for c in read_model_info(run.path).categories] for run in runs]
         if split is None or split != configs[1].data.val or classes[0] != classes[1]:
             return None
-        truth = open_validation_data(split, classes[0]).ground_truth()
+        data = open_validation_data(split, classes[0])
+        if is_panoptic(data.categories):  # the interval is of mask AP
+            return None
+        truth = data.ground_truth()
         results = [run.read_predictions() for run in runs]
     except (UserError, ValueError, KeyError):  # the examples of the page warn about it
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, cast, get_args
 
 from pydantic import Field, TypeAdapter
 
@@ -29,7 +29,14 @@ SegmenterConfig = Annotated[
 ]
 DEFAULT_SEGMENTER = CondInstConfig()  # for a config that names no model
 
-__all__ = ["DEFAULT_SEGMENTER", "SEGMENTERS", "SegmenterConfig", "build_segmenter", "read_segmenter_config"]
+__all__ = [
+    "DEFAULT_SEGMENTER",
+    "SEGMENTERS",
+    "SegmenterConfig",
+    "build_segmenter",
+    "panoptic_segmenters",
+    "read_segmenter_config",
+]
 
 
 def build_segmenter(
@@ -38,6 +45,12 @@ def build_segmenter(
     """A segmenter on a backbone; `pretrained=False` does not load backbone weights: a checkpoint is loaded later."""
     model = SEGMENTERS[config.name](build_backbone(backbone, pretrained=pretrained), num_classes, config)
     return cast("Segmenter[Any, Any, Any]", model)
+
+
+def panoptic_segmenters() -> list[str]:
+    """The names of the segmenters that learn and predict stuff besides things."""
+    settings = [one() for one in get_args(get_args(SegmenterConfig)[0])]
+    return [one.name for one in settings if one.supports_panoptic]
 
 
 def read_segmenter_config(json: str) -> SegmenterConfig:

@@ -74,6 +74,11 @@ class Mask2FormerConfig(SegmenterSettings):
         return "model.queries", self.queries
 
     @property
+    def supports_panoptic(self) -> bool:
+        """A query can own stuff as well as a thing."""
+        return True
+
+    @property
     def memory_advice(self) -> str:
         """See the base."""
         return "a smaller model.queries"
@@ -170,23 +175,23 @@ class Mask2Former(Segmenter[SetOutputs, SetAssignment, Queries]):
 
     @torch.no_grad()
     def predict_panoptic(
-        self, outputs: SetOutputs, sizes: Sequence[tuple[int, int]], is_thing: Sequence[bool]
+        self,
+        outputs: SetOutputs,
+        sizes: Sequence[tuple[int, int]],
+        is_thing: Sequence[bool],
+        *,
+        object_threshold: float | None = None,
+        overlap_threshold: float | None = None,
     ) -> list[PanopticSegments]:
-        """Segments of things and stuff of each image, at the given (height, width); `is_thing`: one bool per class."""
+        least_score = self.config.object_threshold if object_threshold is None else object_threshold
+        least_share = self.config.overlap_threshold if overlap_threshold is None else overlap_threshold
         results = []
         for i, size in enumerate(sizes):
             scores, labels = at_least_float32(outputs.logits[-1, i]).softmax(dim=1).max(1)
-            kept = ((labels < self.num_classes) & (scores > self.config.object_threshold)).nonzero().flatten()
+            kept = ((labels < self.num_classes) & (scores > least_score)).nonzero().flatten()
             logits, matrices = self._masks(outputs, i, kept, size)
             results.append(
-                panoptic_segments(
-                    logits,
-                    labels[kept].tolist(),
-                    scores[kept].tolist(),
-                    is_thing,
-                    matrices,
-                    self.config.overlap_threshold,
-                )
+                panoptic_segments(logits, labels[kept].tolist(), scores[kept].tolist(), is_thing, matrices, least_share)
             )
         return results
 

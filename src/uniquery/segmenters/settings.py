@@ -22,6 +22,11 @@ class SegmenterSettings(Settings):
         return None
 
     @property
+    def supports_panoptic(self) -> bool:
+        """Whether it learns and predicts stuff besides things."""
+        return False
+
+    @property
     def has_federated_loss(self) -> bool:
         """Whether the class loss can leave classes out: each has a sigmoid of its own, and `losses` does so."""
         return False

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from uniquery.data.coco import CocoData
+from uniquery.data.dataset import is_panoptic
 from uniquery.errors import UserError
 from uniquery.evaluation.compare import Difference, ImageInterval, bootstrap_over_images, paired_difference
 from uniquery.settings import Settings
@@ -157,8 +158,10 @@ def add_image_intervals(rows: Sequence[Row], runs: Sequence[PlannedRun]) -> list
             pair = [by_key.get((row.data, variant, seed)) for variant in (row.control, row.variant)]
             control, variant = (final_predictions(run) for run in pair)
             if control is not None and variant is not None and pair[1] is not None:
-                truth, limit = validation_data(pair[1]).ground_truth(), pair[1].config.eval.max_detections
-                intervals.append(bootstrap_over_images(truth, control, variant, max_detections=limit))
+                data, limit = validation_data(pair[1]), pair[1].config.eval.max_detections
+                if not is_panoptic(data.categories):  # the interval is of mask AP
+                    truth = data.ground_truth()
+                    intervals.append(bootstrap_over_images(truth, control, variant, max_detections=limit))
         completed.append(replace(row, images=_mean_interval(intervals)))
     return completed
 

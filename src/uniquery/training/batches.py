@@ -13,12 +13,14 @@ from torch.utils.data import DataLoader
 
 from uniquery.data.batch import Batch, TrainingSamples, collate, raise_errors
 from uniquery.data.coco import CocoData
-from uniquery.data.dataset import Dataset
+from uniquery.data.dataset import Dataset, is_panoptic
 from uniquery.data.images import is_file
 from uniquery.data.mirrored import mirrored_labels
+from uniquery.data.open import open_data
 from uniquery.data.sampling import StepBatchSampler, repeat_factors
 from uniquery.errors import ConfigError, DataError, UserError
 from uniquery.parallel import get_rank, get_world_size
+from uniquery.segmenters import panoptic_segmenters
 from uniquery.signals import ignore_signals
 from uniquery.training.config import Config, EvalConfig, SplitConfig
 from uniquery.training.run import TrainingRun
@@ -34,23 +36,40 @@ def load_splits(config: Config) -> tuple[Dataset, Dataset | None]:
             "There is no training data: give --train ANNOTATIONS IMAGES, or data.train in the configuration."
         )
     with hint_at_option("--train", data.train):
-        train_data = CocoData(
+        train_data = open_data(
             data.train.annotations,
             data.train.images,
+            pngs=data.train.panoptic_pngs,
             classes=data.classes,
             keep_empty=data.keep_empty,
             ignore_crowd=data.ignore_crowd,
         )
+        _check_panoptic(config, train_data, train_data)
         train_data.check_files_exist()
     if data.val is None:
         return train_data, None
     with hint_at_option("--val", data.val):
         val = open_validation_data(data.val, train_data.classes)
+        _check_panoptic(config, train_data, val)
         val.check_files_exist()
     _check_protocol(val, config.eval)
     if data.classes is None:
         check_classes_known(val, train_data.classes)
     return train_data, val
+
+
+def _check_panoptic(config: Config, train: Dataset, split: Dataset) -> None:
+    """Raises a ConfigError if a split needs a panoptic segmenter and has none, or is of another kind than training."""
+    if is_panoptic(split.categories) and not config.model.supports_panoptic:
+        raise ConfigError(
+            f"{config.model.name} segments instances only, but {split.annotations} is panoptic: use instance "
+            f"annotations, or a segmenter for things and stuff (model.name={' or '.join(panoptic_segmenters())})."
+        )
+    if is_panoptic(split.categories) != is_panoptic(train.categories):
+        raise ConfigError(
+            f"One of {train.annotations} and {split.annotations} is panoptic and the other is not: train and validate "
+            "on the same kind of annotations."
+        )
 
 
 def check_classes_known(data: CocoData, classes: Sequence[str]) -> None:
@@ -85,6 +104,13 @@ def hint_at_option(option: str, split: SplitConfig) -> Iterator[None]:
 
 def _check_protocol(val: Dataset, settings: EvalConfig) -> None:
     """Raises before the training if the metrics cannot be computed after it."""
+    if is_panoptic(val.categories):
+        if settings.protocol is not None:
+            raise ConfigError(
+                f"eval.protocol {settings.protocol} is for instances, but {val.annotations} is panoptic and is scored "
+                "by panoptic quality: leave it out."
+            )
+        return
     without = [name for name, frequency in zip(val.classes, val.frequencies, strict=True) if frequency is None]
     if settings.protocol == "lvis" and without:
         raise DataError(
@@ -110,7 +136,7 @@ def open_validation_data(split: SplitConfig, classes: Sequence[str]) -> CocoData
 
 @lru_cache(maxsize=2)
 def _open_cached(split: SplitConfig, classes: tuple[str, ...], _modified: int | None) -> CocoData:
-    return CocoData(split.annotations, split.images, classes=classes, allow_missing=True)
+    return open_data(split.annotations, split.images, pngs=split.panoptic_pngs, classes=classes, allow_missing=True)
 
 
 def data_checksums(data: Dataset, val: Dataset | None) -> dict[str, int]:

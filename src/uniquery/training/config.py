@@ -21,10 +21,13 @@ from uniquery.training.config_files import Override, apply_override, find_config
 
 
 class SplitConfig(Settings):
-    """A COCO instance json and the folder its file names are relative to."""
+    """A COCO json, of instances or panoptic, and the folder its file names are relative to."""
 
-    annotations: Path = Field(description="a COCO json")
+    annotations: Path = Field(description="a COCO json, of instances or panoptic")
     images: Path = Field(description="the folder that its file names are relative to")
+    panoptic_pngs: Path | None = Field(
+        None, description="folder of panoptic PNG files; None: the path of the json without its ending"
+    )
 
 
 class DataConfig(Settings):
@@ -222,7 +225,7 @@ def parse_config(content: dict[str, Any], overrides: Sequence[Override] = (), *,
 def with_absolute_data(config: Config) -> Config:
     """The same experiment with absolute paths of its data, so that its run can be used from any folder."""
     splits = {
-        name: SplitConfig(annotations=split.annotations.absolute(), images=split.images.absolute())
+        name: SplitConfig(**{key: path and path.absolute() for key, path in split})
         for name, split in (("train", config.data.train), ("val", config.data.val))
         if split is not None
     }

@@ -31,6 +31,8 @@ MAY_DIFFER_ON_RESUME = (
     "data.train.images",
     "data.val.annotations",
     "data.val.images",
+    "data.train.panoptic_pngs",
+    "data.val.panoptic_pngs",
     "train.steps",  # may be more; compared when the checkpoint is loaded
     "train.epochs",
     "train.batch_size",  # the images per step are compared when the checkpoint is loaded

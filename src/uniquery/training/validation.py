@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.markup import escape
 
-from uniquery.data.dataset import Dataset, Row
-from uniquery.evaluation import evaluate
+from uniquery.data.dataset import Dataset, Row, is_panoptic
+from uniquery.evaluation import Metrics, evaluate
 from uniquery.evaluation.inference import Progress, predict_dataset
+from uniquery.evaluation.panoptic import PanopticMetrics, evaluate_panoptic, predict_panoptic_dataset
 from uniquery.evaluation.tables import format_percent
 from uniquery.parallel import broadcast_from_first, gather_lists, get_rank, get_world_size
 from uniquery.training.checkpoint import save_checkpoint
@@ -39,14 +40,7 @@ def evaluate_run(run: TrainingRun, val: Dataset, log: MetricsLog, console: Conso
         return
     for sentence in unreadable:
         console.print(f"[yellow]warning:[/] {escape(sentence)} Its instances count as not found.")
-    settings = run.config.eval
-    metrics = evaluate(
-        val.ground_truth(),
-        results,
-        max_detections=settings.max_detections,
-        backend=settings.backend,
-        protocol=settings.protocol,
-    )
+    metrics = _score(run, val, results)
     log.write(
         EvalLine(
             step=run.step,
@@ -69,9 +63,38 @@ def evaluate_run(run: TrainingRun, val: Dataset, log: MetricsLog, console: Conso
         run.folder.write_predictions(results)
 
 
+def _score(run: TrainingRun, val: Dataset, results: list[Row]) -> Metrics | PanopticMetrics:
+    """Mask AP, or panoptic quality for data with things and stuff."""
+    settings = run.config.eval
+    if is_panoptic(val.categories):
+        return evaluate_panoptic(val.ground_truth(), results)
+    return evaluate(
+        val.ground_truth(),
+        results,
+        max_detections=settings.max_detections,
+        backend=settings.backend,
+        protocol=settings.protocol,
+    )
+
+
 def _predict(run: TrainingRun, val: Dataset, progress: Progress) -> tuple[list[Row], list[str]]:
     """COCO results on this process's share of the images, and a sentence for each image that cannot be read."""
     config, unreadable = run.config, list[str]()
+    on_unreadable = unreadable.append if config.data.on_unreadable == "skip" else None
+    if is_panoptic(val.categories):
+        segments = predict_panoptic_dataset(
+            run.model,
+            val,
+            run.info.categories,
+            config.data.test_size,
+            batch_size=config.eval.batch_size,
+            workers=config.data.workers,
+            rank=get_rank(),
+            ranks=get_world_size(),
+            progress=progress,
+            on_unreadable=on_unreadable,
+        )
+        return segments, unreadable
     (results,) = predict_dataset(
         run.model,
         val,
@@ -82,7 +105,7 @@ def _predict(run: TrainingRun, val: Dataset, progress: Progress) -> tuple[list[R
         rank=get_rank(),
         ranks=get_world_size(),
         progress=progress,
-        on_unreadable=unreadable.append if config.data.on_unreadable == "skip" else None,
+        on_unreadable=on_unreadable,
     ).values()
     return results, unreadable
 

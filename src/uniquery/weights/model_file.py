@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class ModelInfo:
             "format": FORMAT,
             "model": self.model.model_dump_json(),
             "backbone": self.backbone.model_dump_json(),
-            "categories": json.dumps([[c.id, c.name] for c in self.categories]),
+            "categories": json.dumps([_category_fields(c) for c in self.categories]),
             "test_size": self.test_size.model_dump_json(),
         }
 
@@ -61,9 +61,20 @@ class ModelInfo:
         return cls(
             read_segmenter_config(metadata["model"]),
             BackboneConfig.model_validate_json(metadata["backbone"]),
-            tuple(Category(int(i), str(name)) for i, name in json.loads(metadata["categories"])),
+            tuple(_category(fields) for fields in json.loads(metadata["categories"])),
             TestSize.model_validate_json(metadata["test_size"]),
         )
+
+
+def _category_fields(category: Category) -> list[Any]:
+    """What the header holds of a category; `is_thing` is left out where it says nothing, as in older files."""
+    flag = [] if category.is_thing is None else [category.is_thing]
+    return [category.id, category.name, *flag]
+
+
+def _category(fields: Sequence[Any]) -> Category:
+    number, name, *flag = fields
+    return Category(int(number), str(name), bool(flag[0]) if flag else None)
 
 
 def find_model_file(path: str | Path) -> Path:

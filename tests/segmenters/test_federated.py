@@ -15,7 +15,7 @@ from uniquery.structures import Targets
 from uniquery.training.config import load_config
 from uniquery.training.loop import train
 
-SIGMOID = ("condinst", "solov2")
+SIGMOID = ("condinst", "solov2", "sotr")
 
 
 def target(labels, negative=None, not_exhaustive=None) -> Targets:

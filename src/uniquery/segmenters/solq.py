@@ -312,8 +312,8 @@ def refined_boxes(offsets: Tensor, reference: Tensor) -> Tensor:
         offsets: (..., 4).
         reference: (..., 4) boxes in 0..1, or (..., 2) points; the size then comes from the offsets alone.
 
-    >>> refined_boxes(torch.zeros(1, 4), torch.tensor([[0.25, 0.75]])).tolist()
-    [[0.25, 0.75, 0.5, 0.5]]
+    >>> refined_boxes(torch.zeros(1, 4), torch.tensor([[0.25, 0.5]])).tolist()
+    [[0.25, 0.5, 0.5, 0.5]]
     """
     offsets = at_least_float32(offsets)
     logits = reference.clamp(1e-5, 1).log() - (1 - reference).clamp(1e-5, 1).log()

@@ -140,7 +140,9 @@ class TestReference:
         assert [s.type for s in explain(Config, "optim.name")] == ["sgd, adam, adamw"]
         assert {s.variant for s in explain(Config, "data.augment.3.axis")} == {"flip"}
         assert len({s.variant for s in explain(Config, "model.channels")}) >= 3
-        assert [s.key for s in explain(Config, "data.val")] == ["data.val", "data.val.annotations", "data.val.images"]
+        assert [s.key for s in explain(Config, "data.val")] == [
+            f"data.val{key}" for key in ("", ".annotations", ".images", ".panoptic_pngs")
+        ]
         assert explain(Config, "data.val.images")[0].default is None
 
     @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ class TestSwitch:
             assert SMALL[name].has_federated_loss == (name in SIGMOID)
 
     def test_others_refuse_it(self, scenes, tmp_path):
-        with pytest.raises(ConfigError, match=r"such as solov2 or condinst; mask2former cannot") as caught:
+        with pytest.raises(ConfigError, match=r"mask2former cannot, condinst, solov2, sotr can") as caught:
             load_config(small_config(tmp_path, scenes, model={"name": "mask2former"}), [("data.federated", {})])
         assert_one_sentence(str(caught.value).splitlines()[-1].strip())
 

@@ -24,7 +24,7 @@ _FRACTION_BITS = 32  # of a repeat factor: whole numbers make the length of any 
 class RepeatFactor(Settings):
     """Images with rare classes appear more often in an epoch (Gupta et al., LVIS, CVPR 2019)."""
 
-    name: Literal["repeat_factor"] = "repeat_factor"
+    name: Literal["repeat_factor"] = Field("repeat_factor", description="how images are sampled")
     threshold: float = Field(
         0.001, gt=0, le=1, description="classes in a smaller share of the images are repeated, by √(threshold / share)"
     )

@@ -34,7 +34,7 @@ __all__ = [
     "SEGMENTERS",
     "SegmenterConfig",
     "build_segmenter",
-    "panoptic_segmenters",
+    "segmenters_with",
     "read_segmenter_config",
 ]
 
@@ -47,10 +47,10 @@ def build_segmenter(
     return cast("Segmenter[Any, Any, Any]", model)
 
 
-def panoptic_segmenters() -> list[str]:
-    """The names of the segmenters that learn and predict stuff besides things."""
+def segmenters_with(property_name: str) -> list[str]:
+    """The names of the segmenters whose settings have a property, such as `supports_panoptic`."""
     settings = [one() for one in get_args(get_args(SegmenterConfig)[0])]
-    return [one.name for one in settings if one.supports_panoptic]
+    return [one.name for one in settings if getattr(one, property_name)]
 
 
 def read_segmenter_config(json: str) -> SegmenterConfig:

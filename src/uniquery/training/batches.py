@@ -20,7 +20,7 @@ from uniquery.data.open import open_data
 from uniquery.data.sampling import StepBatchSampler, repeat_factors
 from uniquery.errors import ConfigError, DataError, UserError
 from uniquery.parallel import get_rank, get_world_size
-from uniquery.segmenters import panoptic_segmenters
+from uniquery.segmenters import segmenters_with
 from uniquery.signals import ignore_signals
 from uniquery.training.config import Config, EvalConfig, SplitConfig
 from uniquery.training.run import TrainingRun
@@ -61,9 +61,10 @@ def load_splits(config: Config) -> tuple[Dataset, Dataset | None]:
 def _check_panoptic(config: Config, train: Dataset, split: Dataset) -> None:
     """Raises a ConfigError if a split needs a panoptic segmenter and has none, or is of another kind than training."""
     if is_panoptic(split.categories) and not config.model.supports_panoptic:
+        others = " or ".join(segmenters_with("supports_panoptic"))
         raise ConfigError(
             f"{config.model.name} segments instances only, but {split.annotations} is panoptic: use instance "
-            f"annotations, or a segmenter for things and stuff (model.name={' or '.join(panoptic_segmenters())})."
+            f"annotations, or a segmenter for things and stuff (model.name={others})."
         )
     if is_panoptic(split.categories) != is_panoptic(train.categories):
         raise ConfigError(

@@ -15,7 +15,7 @@ from uniquery.data.lvis import FederatedSettings
 from uniquery.data.sampling import RepeatFactor
 from uniquery.evaluation.protocol import Protocol
 from uniquery.querying import QueryingSettings
-from uniquery.segmenters import DEFAULT_SEGMENTER, SegmenterConfig
+from uniquery.segmenters import DEFAULT_SEGMENTER, SegmenterConfig, segmenters_with
 from uniquery.settings import Settings, by_name, validate_settings
 from uniquery.training.config_files import Override, apply_override, find_config, read_with_bases
 
@@ -192,8 +192,8 @@ class Config(Settings):
     def _federated_loss_is_possible(self) -> Config:
         if self.data.federated and not self.model.has_federated_loss:
             raise ValueError(
-                "data.federated needs a model that can leave classes out of its class loss, such as solov2 or "
-                f"condinst; {self.model.name} cannot"
+                f"data.federated needs a model that can leave classes out of its class loss; {self.model.name} cannot, "
+                f"{', '.join(segmenters_with('has_federated_loss'))} can"
             )
         return self
 

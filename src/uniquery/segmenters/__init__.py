@@ -34,8 +34,8 @@ __all__ = [
     "SEGMENTERS",
     "SegmenterConfig",
     "build_segmenter",
-    "segmenters_with",
     "read_segmenter_config",
+    "segmenters_with",
 ]
 
 

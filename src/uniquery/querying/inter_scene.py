@@ -26,7 +26,7 @@ from uniquery.structures import Pixels, Queries
 Similarity = Callable[[Any, Pixels], Tensor]
 
 # (query, pixel) pairs of a chunk: small chunks stay in a CPU's cache, large ones need fewer kernel launches.
-_PAIRS_AT_ONCE = {"cpu": 2**17, "cuda": 2**22}
+_PAIRS_AT_ONCE = {"cpu": 2**18, "cuda": 2**22}
 _GENERIC_PAIRS_AT_ONCE = {"cpu": 2**17, "cuda": 2**19}  # in all threads; hidden layers take several times the memory
 _MULTIPLE = 64  # pixels of a chunk: matrix products of other sizes are slower
 
@@ -157,7 +157,7 @@ class _Pairs:
         """How many pixels a chunk has."""
         pairs = self.module.pairs_at_once
         if pairs is None and self.module.scale is not None:
-            pairs = _PAIRS_AT_ONCE.get(device, 2**17)
+            pairs = _PAIRS_AT_ONCE.get(device, 2**18)
         elif pairs is None:
             pairs = _GENERIC_PAIRS_AT_ONCE.get(device, 2**17) // min(threads, 8)
         size = max(1, pairs // queries)

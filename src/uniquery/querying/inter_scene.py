@@ -27,7 +27,7 @@ Similarity = Callable[[Any, Pixels], Tensor]
 
 # (query, pixel) pairs of a chunk: small chunks stay in a CPU's cache, large ones need fewer kernel launches.
 _PAIRS_AT_ONCE = {"cpu": 2**18, "cuda": 2**22}
-_GENERIC_PAIRS_AT_ONCE = {"cpu": 2**17, "cuda": 2**19}  # in all threads; hidden layers take several times the memory
+_GENERIC_PAIRS_AT_ONCE = {"cpu": 2**18, "cuda": 2**19}  # in all threads; hidden layers take several times the memory
 _MULTIPLE = 64  # pixels of a chunk: matrix products of other sizes are slower
 
 
@@ -159,7 +159,7 @@ class _Pairs:
         if pairs is None and self.module.scale is not None:
             pairs = _PAIRS_AT_ONCE.get(device, 2**18)
         elif pairs is None:
-            pairs = _GENERIC_PAIRS_AT_ONCE.get(device, 2**17) // min(threads, 8)
+            pairs = _GENERIC_PAIRS_AT_ONCE.get(device, 2**18) // min(threads, 8)
         size = max(1, pairs // queries)
         return size - size % _MULTIPLE if size > _MULTIPLE else size
 

@@ -30,7 +30,7 @@ def resolve_precision(config: Config, resume: Resume) -> Config:
 def has_fast_bfloat16(device: torch.device) -> bool:
     """Whether a device has instructions for bfloat16; always false for CPUs outside Linux, which do not say so."""
     if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+        return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type != "cpu" or not _CPU_INFO.is_file():
         return False
     return bool(_CPU_FLAGS & set(_CPU_INFO.read_text().split()))

@@ -25,7 +25,6 @@ from uniquery.training.log import MetricsLog, SilentLog, TrainLine
 from uniquery.training.optim import EMA
 from uniquery.training.out_of_memory import explain_out_of_memory
 from uniquery.training.phase_clock import PhaseClock
-from uniquery.training.precision import resolve_precision
 from uniquery.training.recovery import Savepoint, describe_step, non_finite_error, skipped_step_line
 from uniquery.training.resume import Resume, check_same_start, resume_run, should_resume
 from uniquery.training.run import TrainingRun, build_run, images_per_step
@@ -57,7 +56,6 @@ def train(config: Config, *, resume: Resume = False, console: Console | None = N
 
 
 def _train(config: Config, resume: Resume, console: Console) -> Path:
-    config = resolve_precision(config, resume)
     is_resumed = should_resume(config, resume)
     torch.manual_seed(config.seed)
     data, val = load_splits(config)

@@ -53,7 +53,7 @@ def print_summary(run: TrainingRun, data: Dataset, val: Dataset | None, console:
     total = sum(p.numel() for p in run.model.parameters())
     console.print(
         f"[bold]{run.config.model.name}[/] on {run.config.backbone.name}: {total / 1e6:.1f} M parameters, "
-        f"{trainable / 1e6:.1f} M of them trainable, on {run.device} in {settings.precision}"
+        f"{trainable / 1e6:.1f} M of them trainable, on {run.device}"
     )
     instances = int(data.instances_per_image().sum())
     console.print(

@@ -1,6 +1,6 @@
 """Time and memory of loading annotations of LVIS's size, and memory that each data worker adds.
 
-python benchmarks/lvis_loading.py [--annotations 1300000] [--file /tmp/lvis_size.json]
+python benchmarks/lvis_loading.py [--annotations 1300000] [--file lvis_size.json]
 
 The json is drawn with LVIS's keys, in its order: 1203 classes, 100 000 images, 1.3 million polygons of about 45 points,
 1.1 GB. It is made once and then reused.
@@ -72,7 +72,7 @@ def read_as_worker(data: CocoData, seed: int, answers: multiprocessing.Queue[flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--annotations", type=int, default=1_300_000)
-    parser.add_argument("--file", type=Path, default=Path("/tmp/lvis_size.json"))
+    parser.add_argument("--file", type=Path, default=Path(tempfile.gettempdir()) / "lvis_size.json")
     parser.add_argument("--workers", type=int, default=4)
     args = parser.parse_args()
     if not args.file.exists():

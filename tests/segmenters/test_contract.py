@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from helpers.small_segmenters import EXACT_GRADIENT, NUM_CLASSES, SILENT, SMALL, drawn, small
+from uniquery.backbones.swin import Swin
 from uniquery.querying import EquivarianceSettings, InterSceneSettings, UniqueQuerying
 from uniquery.segmenters import SEGMENTERS
 from uniquery.structures import Images, Instances
@@ -157,6 +158,16 @@ class TestLosses:
             assert parameter.grad is not None, key
             assert parameter.grad.isfinite().all(), key
         assert any(parameter.grad.any() for parameter in model.parameters())
+
+    def test_every_trainable_parameter_takes_part_on_a_swin(self, name, batch):
+        """It normalizes each output, also one that the segmenter does not use."""
+        model = SEGMENTERS[name](Swin(16, (1, 1, 1, 1), window=4, head_channels=8), NUM_CLASSES, SMALL[name])
+        total(losses_of(model, *batch)).backward()
+        assert [key for key, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+        norms = [model.backbone.get_submodule(f"stage{i}.norm") for i in (1, 2, 3, 4)]
+        is_used = [norm.weight.requires_grad for norm in norms]
+        assert is_used == [norm.weight.grad is not None for norm in norms]
+        assert is_used[1:] == [True, True, True]
 
     def test_the_gradient_is_that_of_the_losses(self, name, batch):
         """Along one random direction through all parameters, in float64."""

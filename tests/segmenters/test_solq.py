@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from helpers.processes import both_halves, half_of_a_batch, run_in_processes
 from helpers.small_segmenters import NUM_CLASSES, SMALL, drawn, small
-from uniquery.backbones.swin import Swin
 from uniquery.layers.deformable_attention import image_centers
 from uniquery.querying import EquivarianceSettings, InterSceneSettings, UniqueQuerying
 from uniquery.segmenters.solq import SOLQ, SOLQConfig, covered_share, refined_boxes
@@ -140,14 +139,6 @@ class TestForward:
         queries = model.queries(outputs, model.assign(outputs, batch[1]))
         assert model.dot_product_scale == pytest.approx(32**-0.5)
         assert model.decode(queries, outputs.pixels).std() < 2
-
-    def test_a_swin_whose_first_output_is_not_used(self, batch):
-        torch.manual_seed(0)
-        model = SOLQ(Swin(16, (1, 1, 1, 1), window=4, head_channels=8), NUM_CLASSES, SMALL["solq"])
-        total(UniqueQuerying(model)(*batch)).backward()
-        assert all(parameter.grad is not None for parameter in model.parameters())
-        assert not model.backbone.stage1.norm.weight.grad.any()
-        assert model.backbone.stage2.norm.weight.grad.any()
 
 
 class TestDenseMasks:

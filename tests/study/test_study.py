@@ -74,6 +74,17 @@ class TestPlan:
             _, others = planned(tmp_path, scenes, set=change)
             assert not {run.key for run in others} & {run.key for run in runs}
 
+    def test_the_key_depends_on_the_annotations_not_on_their_place(self, tmp_path, scenes):
+        _, runs = planned(tmp_path, scenes)
+        train = runs[0].config.data.train
+        copy, edited = tmp_path / "copy.json", tmp_path / "edited.json"
+        copy.write_bytes(train.annotations.read_bytes())
+        edited.write_bytes(train.annotations.read_bytes() + b" ")
+        for path, is_same in ((copy, True), (edited, False)):
+            split = {"annotations": str(path), "images": str(train.images)}
+            _, others = planned(tmp_path, scenes, set={"data.train": split})
+            assert ([run.key for run in others] == [run.key for run in runs]) == is_same
+
     def test_a_base_comes_first_and_is_part_of_the_key(self, tmp_path, scenes):
         _, plain = planned(tmp_path, scenes)
         _, runs = planned(tmp_path, scenes, start_from={"set": {"train.steps": 2}})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,6 +48,9 @@ class Backbone(nn.Module, ABC):
     @abstractmethod
     def forward(self, images: Tensor) -> dict[int, Tensor]:
         """Map normalized (B, 3, H, W) to stride → (B, channels[stride], H / stride, W / stride)."""
+
+    def use_outputs(self, strides: Collection[int]) -> None:
+        """Freeze the layers that only serve other outputs: without a gradient, DDP would wait for them forever."""
 
 
 class StagedBackbone(Backbone):

@@ -10,7 +10,8 @@ head.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -296,6 +297,12 @@ class Swin(StagedBackbone):
         assert isinstance(stage, Stage)
         out: Tensor = stage.norm(x)
         return out.permute(0, 3, 1, 2)
+
+    def use_outputs(self, strides: Collection[int]) -> None:
+        """See the base; each output has a normalization of its own."""
+        for stride, stage in zip(STRIDES, self.stages()[1:], strict=True):
+            if stride not in strides:
+                cast(Stage, stage).norm.requires_grad_(False)
 
     def freeze(self, count: int) -> None:
         """As in the base class; frozen blocks are never skipped."""

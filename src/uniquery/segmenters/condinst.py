@@ -140,6 +140,7 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         used = {stride: c for stride, c in backbone.channels.items() if stride >= self.stride}
         self.normalize = Normalize(backbone.pixels.mean, backbone.pixels.std, backbone.pixels.order)
         self.backbone = backbone
+        backbone.use_outputs(used)
         self.fpn = FPN(used, config.channels, extra_levels=config.levels - len(used))
         self.head = FCOSHead(config.channels, config.head_convs, num_classes, config.levels)
         self.mask_branch = MaskBranch(config.channels, config.mask_channels, config.mask_convs, config.mask_norm)

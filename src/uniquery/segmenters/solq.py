@@ -95,6 +95,7 @@ class SOLQ(Segmenter[BoxOutputs, SetAssignment, Queries]):
         self.criterion = BoxCriterion(config.class_weight, config.box_weight, config.giou_weight, config.vector_weight)
         self.normalize = Normalize(backbone.pixels.mean, backbone.pixels.std, backbone.pixels.order)
         self.backbone = backbone
+        backbone.use_outputs(LEVEL_STRIDES)
         self.encoder = Encoder(backbone.channels, config)
         self.decoder = Decoder(num_classes, config)
         self.vectors = MLP(config.channels, 3, config.vector_width, config.vector_length)
@@ -223,7 +224,6 @@ class Encoder(nn.Module):
         ]  # (B, D, h, w)
         shapes = [(x.shape[2], x.shape[3]) for x in maps]
         values = torch.cat([x.flatten(2).mT for x in maps], dim=1)  # (B, S, D)
-        values = values + _zero_gradient(features[min(features)])
         positions = torch.cat(
             [
                 map_positions(x, stride, sizes, place=0.5) + embedding
@@ -360,8 +360,3 @@ def _extents(sizes: Sequence[tuple[int, int]], shapes: Sequence[tuple[int, int]]
     if all(share == (1.0, 1.0) for image in shares for share in image):
         return None
     return torch.tensor(shares, dtype=like.dtype).to(like.device, non_blocking=True)
-
-
-def _zero_gradient(unused: Tensor) -> Tensor:
-    """0, which gives the parameters that made a tensor a gradient of zero, for DDP: a Swin normalizes each output."""
-    return unused.sum() * 0 if unused.requires_grad else unused.new_zeros(())

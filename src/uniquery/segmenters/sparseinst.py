@@ -125,6 +125,7 @@ class SparseInst(Segmenter[SparseInstOutputs, SetAssignment, Queries]):
         self.num_classes = num_classes
         self.normalize = Normalize(backbone.pixels.mean, backbone.pixels.std, backbone.pixels.order)
         self.backbone = backbone
+        backbone.use_outputs(STRIDES)
         self.encoder = ContextEncoder(backbone.channels, config)
         self.instance_branch = InstanceBranch(config, num_classes)
         self.mask_branch = MaskBranch(config)

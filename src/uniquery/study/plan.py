@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -169,11 +170,13 @@ class PlannedRun:
 
     @property
     def key(self) -> str:
-        """A hash of every setting that changes the result, with those of the run that it starts from."""
+        """A hash of annotations and of every setting that changes the result, with those of the run it starts from."""
         settings = flatten(self.config.model_dump(mode="json"))
         values = {key: value for key, value in settings.items() if not key.startswith(_NOT_HASHED)}
         if self.start is None and self.config.train.init_from is not None:
             values["train.init_from"] = str(self.config.train.init_from)
+        splits = {"data.train": self.config.data.train, "data.val": self.config.data.val}
+        values |= {key: _file_hash(split.annotations) for key, split in splits.items() if split is not None}
         text = json.dumps([values, self.start.key if self.start else None], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -252,6 +255,15 @@ def _planned(
     config = load_config(study.config, overrides)
     planned = PlannedRun(data, variant, seed, config, start)
     return replace(planned, config=config.model_copy(update={"name": planned.name}))
+
+
+@cache
+def _file_hash(path: Path) -> str | None:
+    """By content, so that data may move; None without the file, which the run reports."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def slug(name: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, Self, cast
 
@@ -70,6 +70,11 @@ class CondInstConfig(SegmenterSettings):
     nms_threshold: float = Field(0.6, ge=0, le=1)
 
     @property
+    def queries_have_locations(self) -> bool:
+        """See the base."""
+        return True
+
+    @property
     def has_federated_loss(self) -> bool:
         """See the base."""
         return True
@@ -128,6 +133,10 @@ class CondInstQueries(Queries):
 
     locations: Tensor
     sizes_of_interest: Tensor
+
+    def at_origin(self) -> Self:
+        """See the base."""
+        return replace(self, locations=torch.zeros_like(self.locations))
 
 
 class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):

@@ -1,4 +1,4 @@
-"""SOTR equals the original on the same weights."""
+"""SOLOv2 and SOTR equal the originals on the same weights."""
 
 import json
 
@@ -12,8 +12,10 @@ from uniquery.backbones.resnet import ResNet
 from uniquery.layers.padding import GroupNorm
 from uniquery.masks.geometry import mask_boxes
 from uniquery.segmenters.grid import positive_cells, quarter_masks
+from uniquery.segmenters.solov2 import SOLOv2, SOLOv2Config
 from uniquery.segmenters.sotr import SOTR, SOTRConfig
 from uniquery.structures import Images, Targets
+from uniquery.weights.foreign.adelaidet import solov2_names
 from uniquery.weights.foreign.sotr import sotr_names
 
 pytestmark = [pytest.mark.realdata, pytest.mark.usefixtures("original_rounding")]
@@ -22,31 +24,40 @@ GRIDS = (16, 12, 10, 8, 6)
 BACKGROUND = 5
 
 
+OUR_NAMES = {"solov2": solov2_names, "sotr": sotr_names}
+COMMON = {
+    "channels": 64,
+    "kernel_channels": 64,
+    "grids": GRIDS,
+    "size_ranges": ((1, 32), (16, 40), (24, 56), (40, 72), (56, 2048)),
+    "candidates": 80,
+    "max_detections": 20,
+}
+
+
+@pytest.fixture(scope="module", params=["solov2", "sotr"])
+def name(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def io():
-    return load_file(reference("parity", "sotr", "io.safetensors"))
+def io(name):
+    return load_file(reference("parity", name, "io.safetensors"))
 
 
 @pytest.fixture
-def model():
+def model(name):
     """The reference's small configuration with its weights."""
-    config = SOTRConfig(
-        channels=64,
-        layers=2,
-        heads=4,
-        mask_channels=32,
-        kernel_channels=64,
-        grids=GRIDS,
-        size_ranges=((1, 32), (16, 40), (24, 56), (40, 72), (56, 2048)),
-        candidates=80,
-        max_detections=20,
-    )
     backbone = ResNet(50, norm="frozen", stride_in_1x1=True, stem_channels=8, width=8, res2_channels=16)
-    model = SOTR(backbone, BACKGROUND, config)
-    model.load_state_dict(sotr_names(load_file(reference("parity", "sotr", "state_dict.safetensors"))))
-    for module in model.mask_head.refine.modules():
-        if isinstance(module, GroupNorm):
-            module.num_groups = 32  # of one channel each, which we avoid; of 128 channels both make 32 groups
+    if name == "solov2":
+        config = SOLOv2Config(**COMMON, head_channels=64, head_convs=2, mask_channels=64)
+        model = SOLOv2(backbone, BACKGROUND, config)
+    else:
+        model = SOTR(backbone, BACKGROUND, SOTRConfig(**COMMON, layers=2, heads=4, mask_channels=32))
+        for module in model.mask_head.refine.modules():
+            if isinstance(module, GroupNorm):
+                module.num_groups = 32  # of one channel each, which we avoid; of 128 channels both make 32 groups
+    model.load_state_dict(OUR_NAMES[name](load_file(reference("parity", name, "state_dict.safetensors"))))
     return model.eval()
 
 
@@ -87,10 +98,21 @@ def test_outputs_in_evaluation(io, model, images):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("name", ["sotr"], indirect=True)
 def test_the_transformer_on_the_coarsest_features(io, model):
     (ours,) = model.transformer([io["eval.backbone.p5"]])
     wanted = io["eval.mask_extra_feat.0"]
     torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-4 * wanted.std().item())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["solov2"], indirect=True)
+def test_candidates(io, model, images):
+    outputs = model(images)
+    for i in range(2):
+        _, labels, scores = model._candidates(outputs, i, mask_threshold=0.5)
+        assert torch.equal(labels, io[f"eval.matrix_nms.{i}.in_labels"])
+        torch.testing.assert_close(scores, io[f"eval.matrix_nms.{i}.in_scores"], rtol=0, atol=5e-4)
 
 
 @torch.no_grad()
@@ -103,7 +125,8 @@ def test_predictions(io, model, images):
 def test_predictions_at_another_size(io, model, images):
     sizes = [(int(1.25 * height), int(1.25 * width)) for height, width in images.sizes]
     for i, instances in enumerate(model.predict(model(images), sizes)):
-        check_instances(io, instances[torch.arange(3)], f"eval_resized.out.{i}")
+        kept = torch.arange(len(io[f"eval_resized.out.{i}.scores"]))
+        check_instances(io, instances[kept], f"eval_resized.out.{i}")
 
 
 def check_instances(io, instances, run):
@@ -137,20 +160,20 @@ def test_assignment(io, model, images, truth):
         assert sorted(owned) == sorted(pairs)
 
 
-def test_training_losses_and_gradients(io, model, images, truth):
-    numbers = json.loads(reference("parity", "sotr", "numbers.json").read_text())
+def test_training_losses_and_gradients(io, model, name, images, truth):
+    numbers = json.loads(reference("parity", name, "numbers.json").read_text())
     outputs = model.train()(images)
     check_maps(io, outputs)
     losses = model.losses(outputs, truth, model.assign(outputs, truth))
     theirs = {"loss_class": "loss_cate", "loss_mask": "loss_ins"}
     assert losses.keys() == theirs.keys()
-    for name, loss in losses.items():
-        assert loss.item() == pytest.approx(numbers["losses"][theirs[name]], rel=1e-4), name
+    for key, loss in losses.items():
+        assert loss.item() == pytest.approx(numbers["losses"][theirs[key]], rel=1e-4), key
     sum(losses.values()).backward()
-    ours = {name: p.grad for name, p in model.named_parameters()}
-    wanted = sotr_names(load_file(reference("parity", "sotr", "grads.safetensors")))
-    assert set(wanted) == {name for name, grad in ours.items() if grad is not None}
-    for name, gradient in wanted.items():
-        assert ours[name].norm().item() == pytest.approx(gradient.norm().item(), rel=1e-3), name
+    ours = {key: p.grad for key, p in model.named_parameters()}
+    wanted = OUR_NAMES[name](load_file(reference("parity", name, "grads.safetensors")))
+    assert set(wanted) == {key for key, grad in ours.items() if grad is not None}
+    for key, gradient in wanted.items():
+        assert ours[key].norm().item() == pytest.approx(gradient.norm().item(), rel=1e-3), key
         scale = gradient.norm().clamp(min=1e-6)
-        assert ((ours[name] - gradient).norm() / scale).item() < 5e-3, name  # beyond the norms: also the direction
+        assert ((ours[key] - gradient).norm() / scale).item() < 5e-3, key  # beyond the norms: also the direction

@@ -14,6 +14,7 @@ from scipy import stats
 from uniquery.data.dataset import Row
 from uniquery.evaluation.coco import hotcoco_evaluation
 from uniquery.evaluation.entries import AnyGroundTruth
+from uniquery.evaluation.errors import MATCH_IOU, match_one_to_one
 from uniquery.evaluation.lvis import lvis_evaluation
 from uniquery.evaluation.protocol import DETECTIONS, choose_protocol
 from uniquery.masks.rle import Rle
@@ -129,8 +130,10 @@ def bootstrap_over_images(
     return ImageInterval(100 * compared["deltas"]["AP"], 100 * interval["lower"], 100 * interval["upper"])
 
 
-def image_score(instances: Sequence[tuple[int, Rle]], predicted: Sequence[tuple[int, Rle]], iou: float = 0.5) -> float:
-    """The F1 score of one image: predictions and instances of the same class with IoU above `iou`, one to one.
+def image_score(
+    instances: Sequence[tuple[int, Rle]], predicted: Sequence[tuple[int, Rle]], iou: float = MATCH_IOU
+) -> float:
+    """The F1 score of one image: predictions and instances of the same class with at least `iou`, one to one.
 
     An image without instances and without predictions scores 1.
 
@@ -143,12 +146,5 @@ def image_score(instances: Sequence[tuple[int, Rle]], predicted: Sequence[tuple[
         return float(not instances and not predicted)
     overlaps = np.asarray(coco_mask.iou([m for _, m in predicted], [m for _, m in instances], [0] * len(instances)))
     same_class = np.array([p for p, _ in predicted])[:, None] == np.array([label for label, _ in instances])
-    overlaps = np.where(same_class, overlaps, 0.0)
-    free = np.ones(len(instances), dtype=bool)
-    matches = 0
-    for row in overlaps:
-        best = int(np.argmax(np.where(free, row, -1.0)))
-        if free[best] and row[best] > iou:
-            free[best] = False
-            matches += 1
-    return 2 * matches / (len(instances) + len(predicted))
+    matches = match_one_to_one(np.where(same_class, overlaps, 0.0), iou)
+    return 2 * int((matches >= 0).sum()) / (len(instances) + len(predicted))

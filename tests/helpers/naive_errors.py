@@ -48,70 +48,76 @@ def find_matches(instances, predicted):
     return matches
 
 
+def first_kind(p, predicted, instances, matches, crowds, labeled_classes):
+    """The kind of a prediction, unless it may be a piece or a poor mask."""
+    label, mask = predicted[p]
+    own = [(g, m) for g, (other, m) in enumerate(instances) if other == label]
+    unlabeled = labeled_classes is not None and label not in labeled_classes
+    if p in matches:
+        return "leaked" if leak(mask, instances[matches[p]][1], instances) >= TENTH else "correct"
+    if unlabeled or any(other == label and share(crowd, mask) >= HALF for other, crowd in crowds):
+        return "ignored"
+    if merged_by((label, mask), instances):
+        return "merged"
+    if any(g in matches.values() and share(m, mask) >= HALF for g, m in own):
+        return "duplicate"
+    if any(other != label and iou(mask, m) >= HALF for other, m in instances):
+        return "wrong class"
+    return None
+
+
+def pieces_of(g, instances, predicted, free):
+    """The predictions that split an instance."""
+    label, instance = instances[g]
+    pieces = [
+        p
+        for p in free
+        if predicted[p][0] == label
+        and share(instance, predicted[p][1]) >= HALF
+        and share(predicted[p][1], instance) >= TENTH
+    ]
+    enough = len(pieces) >= 2 and share(np.any([predicted[p][1] for p in pieces], axis=0), instance) >= HALF
+    return pieces if enough else []
+
+
+def instance_kind(g, instances, predicted, kinds, split, poor):
+    """The kind of an instance that no prediction finds."""
+    label, instance = instances[g]
+    others = [mask for p, (other, mask) in enumerate(predicted) if kinds[p] == "wrong class" and other != label]
+    if any(iou(mask, instance) >= HALF for mask in others):
+        return "wrong class"
+    if any(kinds[p] != "ignored" and g in merged_by(predicted[p], instances) for p in range(len(predicted))):
+        return "merged"
+    if g in split:
+        return "split"
+    return next((k for k in ("leaked", "poor mask") if k in poor.get(g, ())), "missed")
+
+
 def naive_errors(instances, predicted, crowds=(), labeled_classes=None):
     """(kinds of the instances, kinds of the predictions); (label, (H, W) bool) each, predictions best first."""
     matches = find_matches(instances, predicted)
-    kinds = {}
-    for p, (label, mask) in enumerate(predicted):
-        own = [(g, m) for g, (other, m) in enumerate(instances) if other == label]
-        if p in matches:
-            kinds[p] = "leaked" if leak(mask, instances[matches[p]][1], instances) >= TENTH else "correct"
-        elif (labeled_classes is not None and label not in labeled_classes) or any(
-            other == label and share(crowd, mask) >= HALF for other, crowd in crowds
-        ):
-            kinds[p] = "ignored"
-        elif merged_by((label, mask), instances):
-            kinds[p] = "merged"
-        elif any(g in matches.values() and share(m, mask) >= HALF for g, m in own):
-            kinds[p] = "duplicate"
-        elif any(other != label and iou(mask, m) >= HALF for other, m in instances):
-            kinds[p] = "wrong class"
-    in_question = [p for p in range(len(predicted)) if p not in kinds]
+    kinds = [first_kind(p, predicted, instances, matches, crowds, labeled_classes) for p in range(len(predicted))]
     split = set()
-    for g, (label, instance) in enumerate(instances):
-        if g in matches.values():
-            continue
-        pieces = [
-            p
-            for p in in_question
-            if p not in kinds
-            and predicted[p][0] == label
-            and share(instance, predicted[p][1]) >= HALF
-            and share(predicted[p][1], instance) >= TENTH
-        ]
-        if len(pieces) >= 2 and share(np.any([predicted[p][1] for p in pieces], axis=0), instance) >= HALF:
-            split.add(g)
-            kinds |= dict.fromkeys(pieces, "split")
+    for g in range(len(instances)):
+        free = [p for p, kind in enumerate(kinds) if kind is None]
+        pieces = [] if g in matches.values() else pieces_of(g, instances, predicted, free)
+        split |= {g} if pieces else set()
+        for p in pieces:
+            kinds[p] = "split"
     poor = {}  # instance -> kinds of the poor masks that belong to it
-    for p in in_question:
-        if p not in kinds:
-            label, mask = predicted[p]
-            best, g = max(
-                ((iou(mask, m), -g) for g, (other, m) in enumerate(instances) if other == label),
-                default=(Fraction(0), 0),
-            )
-            if best < TENTH:
-                kinds[p] = "background"
-            else:
-                kinds[p] = "leaked" if leak(mask, instances[-g][1], instances) >= TENTH else "poor mask"
-                poor.setdefault(-g, set()).add(kinds[p])
-    outcomes = []
-    for g, (label, instance) in enumerate(instances):
-        found = [p for p, match in matches.items() if match == g]
-        if found:
-            outcomes.append(kinds[found[0]])
-        elif any(
-            kinds[p] == "wrong class" and predicted[p][0] != label and iou(predicted[p][1], instance) >= HALF
-            for p in range(len(predicted))
-        ):
-            outcomes.append("wrong class")
-        elif any(kinds[p] != "ignored" and g in merged_by(predicted[p], instances) for p in range(len(predicted))):
-            outcomes.append("merged")
-        elif g in split:
-            outcomes.append("split")
+    for p in [p for p, kind in enumerate(kinds) if kind is None]:
+        label, mask = predicted[p]
+        options = [(iou(mask, m), -g) for g, (other, m) in enumerate(instances) if other == label]
+        best, g = max(options, default=(Fraction(0), 0))
+        if best < TENTH:
+            kinds[p] = "background"
         else:
-            outcomes.append(next((k for k in ("leaked", "poor mask") if k in poor.get(g, ())), "missed"))
-    return outcomes, [kinds[p] for p in range(len(predicted))]
+            kinds[p] = "leaked" if leak(mask, instances[-g][1], instances) >= TENTH else "poor mask"
+            poor.setdefault(-g, set()).add(kinds[p])
+    found = {g: kinds[p] for p, g in matches.items()}
+    rest = [g for g in range(len(instances)) if g not in found]
+    found |= {g: instance_kind(g, instances, predicted, kinds, split, poor) for g in rest}
+    return [found[g] for g in range(len(instances))], kinds
 
 
 def naive_boundary_iou(first, second):

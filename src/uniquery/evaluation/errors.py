@@ -7,7 +7,7 @@ Letters: P predictions, G instances of the ground truth.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -249,11 +249,11 @@ def _instance(
         p = int(found[0])
         return InstanceOutcome(predictions[p].kind, p, boundary_iou(pairs.instances[g], pairs.predicted[p]))
     counted = [p for p, outcome in enumerate(predictions) if outcome.kind != "ignored"]
-    is_of_kind = {
+    is_of_kind: dict[str, Callable[[int], bool]] = {
         "wrong class": lambda p: (
             predictions[p].kind == "wrong class" and not pairs.same_class[p, g] and pairs.iou[p, g] >= MATCH_IOU
         ),
-        "merged": lambda p: pairs.merges(p)[g],
+        "merged": lambda p: bool(pairs.merges(p)[g]),
         "split": lambda p: predictions[p] == PredictionOutcome("split", g),
         "leaked": lambda p: predictions[p] == PredictionOutcome("leaked", g),
         "poor mask": lambda p: predictions[p] == PredictionOutcome("poor mask", g),
@@ -285,4 +285,5 @@ def _outline(mask: rle.Bitmap, width: int) -> npt.NDArray[np.bool_]:
     """The pixels of a mask that are at most `width` pixels from its outside, which is also beyond the edges."""
     eroded = minimum_filter1d(mask, 2 * width + 1, axis=0, mode="constant", cval=0)
     eroded = minimum_filter1d(eroded, 2 * width + 1, axis=1, mode="constant", cval=0)
-    return mask > eroded
+    outline: npt.NDArray[np.bool_] = mask > eroded
+    return outline

@@ -104,13 +104,14 @@ def _enclosed(inside: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """What the mask encloses: background from which no path leads outside."""
     outside = np.pad(~inside, 1, constant_values=True)
     components, _ = label(outside)
-    return (outside & (components != components[0, 0]))[1:-1, 1:-1]
+    enclosed: npt.NDArray[np.bool_] = (outside & (components != components[0, 0]))[1:-1, 1:-1]
+    return enclosed
 
 
 def _count(mask: npt.NDArray[np.bool_], area: int, structure: npt.NDArray[np.bool_] | None) -> int:
     """How many connected components are not specks."""
     components, count = label(mask, structure)
-    if count < 2 and not mask.any():
+    if not count:
         return 0
     sizes = np.bincount(components[mask])[1:]
     return int((sizes >= SPECK * area).sum())

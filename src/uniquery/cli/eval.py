@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from uniquery.cli.options import add_device, add_split, command, not_negative, positive, probability, progress_bar
+from uniquery.cli.options import (
+    add_device,
+    add_split,
+    command,
+    not_negative,
+    positive,
+    print_warning,
+    probability,
+    progress_bar,
+)
 from uniquery.errors import UserError
 from uniquery.files import write_atomically
 
@@ -17,6 +27,7 @@ if TYPE_CHECKING:
     from uniquery.data.dataset import GroundTruth, Row
     from uniquery.evaluation import Metrics
     from uniquery.evaluation.entries import IouType
+    from uniquery.evaluation.operating_points import Rule
     from uniquery.evaluation.panoptic import PanopticMetrics
     from uniquery.training.model_and_data import ModelAndData
 
@@ -76,6 +87,12 @@ def add_parser(commands: Any) -> None:
         help="probability above which a pixel belongs to a mask (default: the model's)",
     )
     parser.add_argument("--sweep-threshold", action="store_true", help="show AP at several mask thresholds")
+    parser.add_argument(
+        "--choose-thresholds",
+        metavar="RULE",
+        help="find the mask threshold and a score threshold for each class, and store them in the model file, where "
+        "predict finds them: best-f1, or for example precision=0.95 (default: not chosen)",
+    )
     parser.add_argument("--save", type=Path, help="write the results as COCO json (default: not written)")
     parser.add_argument("--json", type=Path, help="write the metrics as json (default: not written)")
     add_device(parser)
@@ -90,17 +107,24 @@ def run(args: argparse.Namespace) -> None:
 
     console = Console()
     if args.results is not None:
+        if args.choose_thresholds:
+            raise UserError("--choose-thresholds stores thresholds in a model file: give a model instead of --results.")
         _evaluate_results(console, args)
         return
     if args.model is None:
         raise UserError("Give a model to score, or --results with --annotations.")
     if args.sweep_threshold and (args.save or args.mask_threshold is not None):
         raise UserError("--sweep-threshold tries several thresholds: leave --save and --mask-threshold out.")
+    if args.choose_thresholds and (args.sweep_threshold or args.save or args.mask_threshold is not None):
+        raise UserError("--choose-thresholds tries several: leave --sweep-threshold, --mask-threshold and --save out.")
+    rule = _read_rule(args.choose_thresholds)
     if args.pngs and not args.data:
         raise UserError("--pngs is the folder of --data: add --data ANNOTATIONS IMAGES.")
     trained = open_model_and_data(args.model, args.data, choose_device(args.device), pngs=args.pngs)
     if trained.is_panoptic:
         _evaluate_panoptic(console, args, trained)
+    elif rule:
+        _choose_thresholds(console, args, trained, rule)
     elif args.sweep_threshold:
         _sweep(console, args, trained)
     else:
@@ -162,6 +186,7 @@ def _check_panoptic_options(args: argparse.Namespace) -> None:
         "--protocol": args.protocol is not None,
         "--mask-threshold": args.mask_threshold is not None,
         "--sweep-threshold": args.sweep_threshold,
+        "--choose-thresholds": args.choose_thresholds is not None,
     }
     given = [name for name, is_given in options.items() if is_given]
     if given:
@@ -198,6 +223,40 @@ def _sweep(console: Console, args: argparse.Namespace, trained: ModelAndData) ->
     console.print(sweep_table(sweep))
     if args.json:
         write_atomically(args.json, json.dumps({str(t): m.values for t, m in sweep.items()}, indent=2))
+
+
+def _read_rule(text: str | None) -> Rule | None:
+    from uniquery.evaluation.operating_points import parse_rule
+
+    return parse_rule(text) if text is not None else None
+
+
+def _choose_thresholds(console: Console, args: argparse.Namespace, trained: ModelAndData, rule: Rule) -> None:
+    from uniquery.evaluation.choose_thresholds import choose_thresholds, thresholds_table
+    from uniquery.evaluation.tables import sweep_table
+    from uniquery.weights.model_file import store_thresholds
+
+    with progress_bar("predicting", console) as progress:
+        chosen = choose_thresholds(
+            trained.model,
+            trained.data,
+            trained.classes,
+            trained.info.test_size,
+            rule,
+            max_detections=args.max_detections or trained.max_detections,
+            protocol=args.protocol or trained.protocol,
+            workers=args.workers,
+            progress=progress,
+        )
+    console.print(sweep_table(chosen.sweep), thresholds_table(chosen.points))
+    for sentence in chosen.warnings:
+        print_warning(sentence)
+    file = store_thresholds(args.model, chosen.thresholds)
+    console.print(
+        f"Mask threshold {chosen.thresholds.mask} and score thresholds by {rule}, stored in {file}.", soft_wrap=True
+    )
+    if args.json:
+        write_atomically(args.json, json.dumps(asdict(chosen.thresholds), indent=2))
 
 
 def _evaluate(console: Console, args: argparse.Namespace, trained: ModelAndData) -> None:

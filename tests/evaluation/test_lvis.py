@@ -15,7 +15,7 @@ from uniquery.cli import main
 from uniquery.errors import DataError, UserError
 from uniquery.evaluation import class_table, evaluate
 from uniquery.evaluation.coco import describe_metric
-from uniquery.evaluation.compare import bootstrap_over_images
+from uniquery.evaluation.compare import compare_over_images
 from uniquery.evaluation.protocol import choose_protocol
 from uniquery.masks import rle
 
@@ -155,9 +155,11 @@ class TestRules:
     def test_runs_are_compared_by_the_same_rules(self):
         truth, results = random_lvis(0)
         worse = results[::2]
-        interval = bootstrap_over_images(truth, results, worse, samples=20)
-        ours, theirs = evaluate(truth, results).values["AP"], evaluate(truth, worse).values["AP"]
-        assert interval.delta == pytest.approx(theirs - ours, abs=1e-9)
+        compared = compare_over_images(truth, results, worse, samples=20)
+        ours, theirs = (evaluate(truth, side).values for side in (results, worse))
+        assert {"AP", "APr", "APc", "APf"} <= compared.metrics.keys()
+        for name, interval in compared.metrics.items():
+            assert interval.delta == pytest.approx(theirs[name] - ours[name], abs=1e-9)
 
     def test_every_number_is_described(self):
         truth, results = random_lvis(0)

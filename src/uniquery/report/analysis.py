@@ -19,7 +19,7 @@ from uniquery.report.tables import Cell, Row, compare, number
 
 CURVES = 4
 """How many classes the chart of precision and recall shows."""
-_SIZE = (420, 260)
+_SIZE = (520, 270)
 _GROUPS: tuple[Group, ...] = (ALL, *((trait, name) for trait, names in TRAITS.items() for name in names))
 
 

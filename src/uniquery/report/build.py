@@ -52,7 +52,7 @@ def build_report(
     labels = run_labels(records)
     named = [(label, run) for label, run in zip(labels, evaluated, strict=True) if run is not None]
     html = render(
-        [(record, _examples(run) if run else []) for record, run in zip(records, evaluated, strict=True)],
+        [(record, examples_of(run) if run else []) for record, run in zip(records, evaluated, strict=True)],
         title=_title(folders, against),
         intro=intro,
         analysis={
@@ -110,7 +110,7 @@ def _different(evaluated: Sequence[EvaluatedRun | None], labels: Sequence[str], 
     return pictures
 
 
-def _examples(run: EvaluatedRun) -> list[Example]:
+def examples_of(run: EvaluatedRun) -> list[Example]:
     """Some validation images, spread over the data, with ground truth and predictions."""
     val, least = run.data, run.score_thresholds
     names = {category.id: category.name for category in val.categories}

@@ -16,6 +16,7 @@ from uniquery.errors import DataError, UserError
 from uniquery.evaluation import class_table, evaluate
 from uniquery.evaluation.coco import describe_metric
 from uniquery.evaluation.compare import compare_over_images
+from uniquery.evaluation.operating_points import read_scores
 from uniquery.evaluation.protocol import choose_protocol
 from uniquery.masks import rle
 
@@ -160,6 +161,14 @@ class TestRules:
         assert {"AP", "APr", "APc", "APf"} <= compared.metrics.keys()
         for name, interval in compared.metrics.items():
             assert interval.delta == pytest.approx(theirs[name] - ours[name], abs=1e-9)
+
+    def test_thresholds_are_chosen_by_the_same_rules(self):
+        truth, results = random_lvis(0)
+        present = {(a["image_id"], a["category_id"]) for a in truth["annotations"]}
+        negative = {(image["id"], c) for image in truth["images"] for c in image.get("neg_category_ids", ())}
+        for category, detections in read_scores(truth, results).classes.items():
+            places = [(row["image_id"], row["category_id"]) for row in results if row["category_id"] == category]
+            assert len(detections.scores) <= sum(place in present | negative for place in places)
 
     def test_every_number_is_described(self):
         truth, results = random_lvis(0)

@@ -221,7 +221,8 @@ class TestCommand:
         ("options", "sentence"),
         [
             (["--choose-thresholds", "best"], "best-f1, or by precision="),
-            (["--choose-thresholds", "best-f1", "--sweep-threshold"], "tries several"),
+            (["--choose-thresholds", "best-f1", "--sweep-threshold"], "leave out --sweep-threshold"),
+            (["--choose-thresholds", "best-f1", "--type", "bbox"], "leave out --type"),
             (["--choose-thresholds", "best-f1", "--results", "x.json", "--annotations", "y.json"], "give a model"),
         ],
     )

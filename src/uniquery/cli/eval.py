@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from uniquery.cli.choose_thresholds import choose_thresholds, read_rule
 from uniquery.cli.options import (
     add_device,
     add_split,
     command,
     not_negative,
     positive,
-    print_warning,
     probability,
     progress_bar,
 )
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from uniquery.data.dataset import GroundTruth, Row
     from uniquery.evaluation import Metrics
     from uniquery.evaluation.entries import IouType
-    from uniquery.evaluation.operating_points import Rule
     from uniquery.evaluation.panoptic import PanopticMetrics
     from uniquery.training.model_and_data import ModelAndData
 
@@ -107,7 +105,7 @@ def run(args: argparse.Namespace) -> None:
 
     console = Console()
     if args.results is not None:
-        if args.choose_thresholds:
+        if args.choose_thresholds is not None:
             raise UserError("--choose-thresholds stores thresholds in a model file: give a model instead of --results.")
         _evaluate_results(console, args)
         return
@@ -115,16 +113,14 @@ def run(args: argparse.Namespace) -> None:
         raise UserError("Give a model to score, or --results with --annotations.")
     if args.sweep_threshold and (args.save or args.mask_threshold is not None):
         raise UserError("--sweep-threshold tries several thresholds: leave --save and --mask-threshold out.")
-    if args.choose_thresholds and (args.sweep_threshold or args.save or args.mask_threshold is not None):
-        raise UserError("--choose-thresholds tries several: leave --sweep-threshold, --mask-threshold and --save out.")
-    rule = _read_rule(args.choose_thresholds)
+    rule = read_rule(args)
     if args.pngs and not args.data:
         raise UserError("--pngs is the folder of --data: add --data ANNOTATIONS IMAGES.")
     trained = open_model_and_data(args.model, args.data, choose_device(args.device), pngs=args.pngs)
     if trained.is_panoptic:
         _evaluate_panoptic(console, args, trained)
     elif rule:
-        _choose_thresholds(console, args, trained, rule)
+        choose_thresholds(console, args, trained, rule)
     elif args.sweep_threshold:
         _sweep(console, args, trained)
     else:
@@ -223,40 +219,6 @@ def _sweep(console: Console, args: argparse.Namespace, trained: ModelAndData) ->
     console.print(sweep_table(sweep))
     if args.json:
         write_atomically(args.json, json.dumps({str(t): m.values for t, m in sweep.items()}, indent=2))
-
-
-def _read_rule(text: str | None) -> Rule | None:
-    from uniquery.evaluation.operating_points import parse_rule
-
-    return parse_rule(text) if text is not None else None
-
-
-def _choose_thresholds(console: Console, args: argparse.Namespace, trained: ModelAndData, rule: Rule) -> None:
-    from uniquery.evaluation.choose_thresholds import choose_thresholds, thresholds_table
-    from uniquery.evaluation.tables import sweep_table
-    from uniquery.weights.model_file import store_thresholds
-
-    with progress_bar("predicting", console) as progress:
-        chosen = choose_thresholds(
-            trained.model,
-            trained.data,
-            trained.classes,
-            trained.info.test_size,
-            rule,
-            max_detections=args.max_detections or trained.max_detections,
-            protocol=args.protocol or trained.protocol,
-            workers=args.workers,
-            progress=progress,
-        )
-    console.print(sweep_table(chosen.sweep), thresholds_table(chosen.points))
-    for sentence in chosen.warnings:
-        print_warning(sentence)
-    file = store_thresholds(args.model, chosen.thresholds)
-    console.print(
-        f"Mask threshold {chosen.thresholds.mask} and score thresholds by {rule}, stored in {file}.", soft_wrap=True
-    )
-    if args.json:
-        write_atomically(args.json, json.dumps(asdict(chosen.thresholds), indent=2))
 
 
 def _evaluate(console: Console, args: argparse.Namespace, trained: ModelAndData) -> None:

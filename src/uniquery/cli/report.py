@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from uniquery.cli.options import command, print_warning
+from uniquery.cli.options import command, print_warning, progress_bar
 
 
 def add_parser(commands: Any) -> None:
@@ -34,5 +34,6 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     from uniquery.report.build import build_report
 
-    page = build_report(args.runs, args.output, against=args.against, warn=print_warning)
+    with progress_bar("analyzing") as progress:
+        page = build_report(args.runs, args.output, against=args.against, warn=print_warning, progress=progress)
     print(f"Open {page} in a browser.")

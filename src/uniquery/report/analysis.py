@@ -45,8 +45,6 @@ def error_tables(runs: Sequence[tuple[str, EvaluatedRun]]) -> list[ErrorTables]:
     tables: list[ErrorTables] = []
     first: tuple[EvaluatedRun, ErrorSummary] | None = None
     for label, run in runs:
-        if run.is_panoptic:
-            continue
         summary = summarize_errors(run.images, run.predictions)
         base = first[1] if first and run.shares_data_with(first[0]) else None
         first = first or (run, summary)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from uniquery.errors import UserError
+from uniquery.evaluation.inference import Progress
 from uniquery.report.analysis import error_tables, score_section
 from uniquery.report.differences import differing_images
 from uniquery.report.drawings import LabeledMask
@@ -28,6 +29,7 @@ def build_report(
     against: Sequence[Path] = (),
     intro: str = "",
     warn: Callable[[str], object] = warnings.warn,
+    progress: Progress = lambda *_: None,
 ) -> Path:
     """Writes the page of one run, or of several that are compared.
 
@@ -38,6 +40,7 @@ def build_report(
             compared with the first.
         intro: a paragraph below the heading.
         warn: called with a sentence if the predictions of a run cannot be analyzed.
+        progress: called with how many parts are done, and how many there are.
 
     Returns:
         The file.
@@ -50,20 +53,32 @@ def build_report(
     records = [load_run(folder) for folder in everything]
     evaluated = [read_evaluated(folder, warn=warn) for folder in everything]
     labels = run_labels(records)
-    named = [(label, run) for label, run in zip(labels, evaluated, strict=True) if run is not None]
     html = render(
         [(record, examples_of(run) if run else []) for record, run in zip(records, evaluated, strict=True)],
         title=_title(folders, against),
         intro=intro,
-        analysis={
-            "verdicts": _verdicts(evaluated, labels, len(against)),
-            "different": _different(evaluated, labels, len(against)),
-            "errors": error_tables(named),
-            "scores": [score_section(label, run) for label, run in named if not run.is_panoptic],
-        },
+        analysis=_analysis(evaluated, labels, len(against), progress),
     )
     write_report(page, html)
     return page
+
+
+def _analysis(
+    evaluated: Sequence[EvaluatedRun | None], labels: Sequence[str], controls: int, progress: Progress
+) -> dict[str, Sequence[Any]]:
+    """What the template `analysis` shows."""
+    named = [(label, run) for label, run in zip(labels, evaluated, strict=True) if run and not run.is_panoptic]
+    parts: dict[str, Callable[[], Sequence[Any]]] = {
+        "verdicts": lambda: _verdicts(evaluated, labels, controls),
+        "different": lambda: _different(evaluated, labels, controls),
+        "errors": lambda: error_tables(named),
+        "scores": lambda: [score_section(label, run) for label, run in named],
+    }
+    found: dict[str, Sequence[Any]] = {}
+    for done, (name, part) in enumerate(parts.items()):
+        progress(done, len(parts))
+        found[name] = part()
+    return found
 
 
 def _title(folders: Sequence[Path], against: Sequence[Path]) -> str:

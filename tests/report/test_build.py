@@ -67,7 +67,7 @@ def test_the_difference_of_two_runs_has_an_interval_over_images(copy, run, tmp_p
     assert [row.images for row in compared(run, run).metrics] == [ImageInterval(0, 0, 0)] * len(rows)
     html = build_report([run, perfect], tmp_path / "page.html", intro="Read <me>.").read_text()
     assert f"perfect minus {run.name}, best weights of each: +{rows['AP'].images.delta:.1f}" in html
-    assert f"Is perfect better than {run.name}?" in html
+    assert f"Is it really better? perfect against {run.name}" in html
     assert "Images that differ most" in html
     assert "Read &lt;me&gt;." in html
 
@@ -103,7 +103,7 @@ class TestSeveralSeeds:
         assert first.verdict == first.seeds.verdict
         html = build_report(ours, tmp_path / "page.html", against=base).read_text()
         assert "over 3 seeds" in html
-        assert "Is ours0 and 2 more better than base0 and 2 more?" in html
+        assert "Is it really better? ours0 and 2 more against base0 and 2 more" in html
         assert "the 95 % interval is over 3 seeds" in html
 
     def test_only_shared_seeds_are_paired(self, sides):

@@ -20,7 +20,7 @@ from scipy.sparse import csr_matrix
 Array = npt.NDArray[np.float64]
 
 _RECALLS = np.linspace(0, 1, 101)
-_BATCH = 50  # samples at a time, to bound memory
+_MOST_NUMBERS = 2_000_000  # of the largest array, to bound memory
 
 
 class WeightedPrecision:
@@ -72,7 +72,7 @@ def _true_positives(
 def _average_precision(positives: Array, negatives: Array, instances: Array) -> Array:
     """(B,) COCO's AP from (R, B) weights of true positives, and of the false positives before each."""
     found = np.cumsum(positives, axis=0)
-    precision = np.nan_to_num(found / (found + np.cumsum(negatives, axis=0)))
+    precision = found / np.maximum(found + np.cumsum(negatives, axis=0), 1)  # weights are whole numbers
     envelope = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
     reached = np.searchsorted(_RECALLS, found / instances, side="right")  # how many recall points
     total = (envelope * np.diff(reached, axis=0, prepend=0)).sum(0)
@@ -95,6 +95,12 @@ class WeightedEvaluation:
         self.shape = len(areas), len(self.category_ids)
         self.parts = {key: WeightedPrecision(entries, images) for key, entries in grouped.items()}
 
+    @property
+    def numbers_per_sample(self) -> int:
+        """How many numbers its largest array holds for each sample."""
+        rows = (len(part.image) for part in self.parts.values())
+        return max(self.shape[0] * self.shape[1] * self.thresholds, len(self.image_ids), 1, *rows)
+
     def __call__(self, weights: Array) -> Array:
         """(A, K, T, B) AP for (I, B) weights; nan where there is no instance."""
         values = np.full((*self.shape, self.thresholds, weights.shape[1]), np.nan)
@@ -103,12 +109,10 @@ class WeightedEvaluation:
         return values
 
 
-def image_weights(images: int, samples: int, seed: int) -> Sequence[Array]:
-    """Batches of (I, ≤ 50) weights of the samples; the first column of the first batch weighs all images alike."""
-    generator = np.random.default_rng(seed)
-    drawn = [generator.multinomial(images, np.full(images, 1 / images), size).T for size in _batches(samples)]
-    return [np.ones((images, 1)), *(batch.astype(float) for batch in drawn)]
-
-
-def _batches(samples: int) -> list[int]:
-    return [min(_BATCH, samples - start) for start in range(0, samples, _BATCH)]
+def image_weights(sides: Sequence[WeightedEvaluation], samples: int, seed: int) -> list[Array]:
+    """Batches of (I, B) weights: all images alike once, then the samples; B is as large as memory should allow."""
+    images, generator = len(sides[0].image_ids), np.random.default_rng(seed)
+    largest = max(side.numbers_per_sample for side in sides)
+    size = max(1, min(samples, _MOST_NUMBERS // largest))
+    drawn = generator.multinomial(images, np.full(images, 1 / max(images, 1)), samples).T.astype(np.float64)
+    return [np.ones((images, 1)), *(drawn[:, start : start + size] for start in range(0, samples, size))]

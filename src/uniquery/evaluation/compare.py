@@ -160,7 +160,7 @@ def compare_over_images(
     protocol = choose_protocol(ground_truth)
     evaluation, limit = _EVALUATIONS[protocol], max_detections or DETECTIONS[protocol]
     sides = [WeightedEvaluation(evaluation(ground_truth, results, limit)) for results in (control, variant)]
-    batches = image_weights(len(sides[0].image_ids), samples, seed)
+    batches = image_weights(sides, samples, seed)
     labels = category_labels(ground_truth.categories)
     groups = {"": None, **{letter: letter for letter in FREQUENCIES}} if protocol == "lvis" else {"": None}
     members = {

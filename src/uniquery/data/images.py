@@ -32,7 +32,7 @@ def read_image(path: Path) -> npt.NDArray[np.uint8]:
     Raises:
         DataError: the file is missing, not an image, truncated, needs more than 16 bits, or is too large.
     """
-    with _opened(path) as image:
+    with opened(path) as image:
         return rgb_array(image)
 
 
@@ -42,7 +42,7 @@ def image_size(path: Path) -> tuple[int, int]:
     Raises:
         DataError: the file is missing, not an image, or too large.
     """
-    with _opened(path) as image:
+    with opened(path) as image:
         width, height = image.size
         if isinstance(image, TiffImageFile):  # some versions of pillow rotate its size on opening, but not its tags
             width, height = image.tag_v2[IMAGEWIDTH], image.tag_v2[IMAGELENGTH]
@@ -57,7 +57,7 @@ def sixteen_bit_maximum(path: Path) -> int | None:
     Raises:
         DataError: the file cannot be read.
     """
-    with _opened(path) as image:
+    with opened(path) as image:
         return int(np.asarray(image).max(initial=0)) if image.mode in _SIXTEEN_BIT else None
 
 
@@ -126,8 +126,12 @@ def find_image_root(root: Path, name: str) -> Path | None:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
-    """An image file, of which the header is read; pillow's warnings about large or unusual files are not shown."""
+def opened(path: Path) -> Iterator[Image.Image]:
+    """An image file, of which the header is read; pillow's warnings about large or unusual files are not shown.
+
+    Raises:
+        DataError: anything that goes wrong in the block, as one sentence about the file.
+    """
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(path, formats=FORMATS) as image:
             yield image

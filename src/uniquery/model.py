@@ -107,7 +107,11 @@ class Model:
                 raise ConfigError(f"{name} is a probability from 0 to 1, not {threshold:g}.")
         size = self._test_size(short)
         instances = predict_image(
-            self.segmenter, as_rgb_array(image), size.short, size.longest, mask_threshold=mask_threshold
+            self.segmenter,
+            as_rgb_array(image, self.info.bit_depth),
+            size.short,
+            size.longest,
+            mask_threshold=mask_threshold,
         )
         kept = instances[instances.scores >= score_threshold]
         if is_panoptic(self.categories):  # stuff has no instances
@@ -140,7 +144,7 @@ class Model:
         for name, value in (("object_threshold", object_threshold), ("overlap_threshold", overlap_threshold)):
             if value is not None and not 0 <= value <= 1:
                 raise ConfigError(f"{name} is a share from 0 to 1, not {value}.")
-        pixels, size = as_rgb_array(image), self._test_size(short)
+        pixels, size = as_rgb_array(image, self.info.bit_depth), self._test_size(short)
         outputs = image_outputs(self.segmenter, pixels, size.short, size.longest)
         (segments,) = self.segmenter.predict_panoptic(
             outputs,

@@ -251,6 +251,7 @@ def run_preview(args: argparse.Namespace) -> None:
         pngs=config.data.train.panoptic_pngs,
         classes=config.data.classes,
         ignore_crowd=config.data.ignore_crowd,
+        bit_depth=config.data.bit_depth,
     )
     picture = preview_picture(data, config.data.augment, config.seed, args.images, config.data.flip_pairs)
     write_atomically(args.output, png_bytes(picture))

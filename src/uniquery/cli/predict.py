@@ -12,7 +12,8 @@ from uniquery.errors import UserError
 if TYPE_CHECKING:
     from uniquery.model import Model
 
-FORMATS = ("json", "png", "overlay")
+FORMATS = ("coco", "png", "overlay", "yolo", "labelme", "geojson")
+DEFAULT_FORMATS = FORMATS[:3]
 SCORE_THRESHOLD = 0.5  # of `Model.predict`
 
 
@@ -45,11 +46,14 @@ def add_parser(commands: Any) -> None:
         help="the smallest probability of a mask's pixel (default: the model's own)",
     )
     parser.add_argument(
+        "--format",
         "--formats",
+        dest="formats",
         nargs="+",
         choices=FORMATS,
-        default=FORMATS,
-        help="what to write: COCO json, label maps (png), overlays (default: all)",
+        default=DEFAULT_FORMATS,
+        help="what to write: COCO results, label maps (png), overlays, YOLO segmentation, labelme json, GeoJSON with "
+        "holes (default: coco png overlay)",
     )
     parser.add_argument(
         "--short",

@@ -95,8 +95,9 @@ def read_examples(folder: Path, *, warn: Callable[[str], object] = warnings.warn
         split = run.read_config().data.val
         if split is None:
             return []
-        classes = [category.name for category in read_model_info(folder).categories]
-        return _examples(open_validation_data(split, classes), run.read_predictions())
+        info = read_model_info(folder)
+        classes = [category.name for category in info.categories]
+        return _examples(open_validation_data(split, classes, info.bit_depth), run.read_predictions())
     except (UserError, ValueError, KeyError) as error:  # data, predictions or the version have changed since
         warn(f"The report of {folder} has no pictures: {error}")
         return []

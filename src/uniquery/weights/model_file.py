@@ -38,21 +38,25 @@ class ModelInfo:
         backbone: settings of its backbone.
         categories: ids and names of the classes, in the order of the model's labels.
         test_size: the image size of its evaluation.
+        bit_depth: how many bits the values of 16-bit images use; None: as `read_image` finds them.
     """
 
     model: SegmenterConfig
     backbone: BackboneConfig
     categories: tuple[Category, ...]
     test_size: TestSize
+    bit_depth: int | None = None
 
     def to_metadata(self) -> dict[str, str]:
         """The header of a safetensors file, which is text only."""
+        depth = {} if self.bit_depth is None else {"bit_depth": str(self.bit_depth)}
         return {
             "format": FORMAT,
             "model": self.model.model_dump_json(),
             "backbone": self.backbone.model_dump_json(),
             "categories": json.dumps([_category_fields(c) for c in self.categories]),
             "test_size": self.test_size.model_dump_json(),
+            **depth,
         }
 
     @classmethod
@@ -63,6 +67,7 @@ class ModelInfo:
             BackboneConfig.model_validate_json(metadata["backbone"]),
             tuple(_category(fields) for fields in json.loads(metadata["categories"])),
             TestSize.model_validate_json(metadata["test_size"]),
+            int(metadata["bit_depth"]) if "bit_depth" in metadata else None,
         )
 
 

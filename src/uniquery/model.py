@@ -105,14 +105,8 @@ class Model:
         for name, threshold in (("score_threshold", score_threshold), ("mask_threshold", mask_threshold)):
             if threshold is not None and not 0 <= threshold <= 1:
                 raise ConfigError(f"{name} is a probability from 0 to 1, not {threshold:g}.")
-        size = self._test_size(short)
-        instances = predict_image(
-            self.segmenter,
-            as_rgb_array(image, self.info.bit_depth),
-            size.short,
-            size.longest,
-            mask_threshold=mask_threshold,
-        )
+        pixels, size = as_rgb_array(image, self.info.bit_depth), self._test_size(short)
+        instances = predict_image(self.segmenter, pixels, size.short, size.longest, mask_threshold=mask_threshold)
         kept = instances[instances.scores >= score_threshold]
         if is_panoptic(self.categories):  # stuff has no instances
             is_thing = torch.tensor([bool(category.is_thing) for category in self.categories])

@@ -222,6 +222,24 @@ def test_predict_leaves_out_what_it_cannot_read_and_keeps_the_rest(trained, tmp_
     assert not (tmp_path / "none" / "results.json").exists()
 
 
+@pytest.mark.parametrize("options", [[], ["--sweep-threshold"], ["--workers", "0"]])
+def test_eval_counts_what_it_cannot_read_as_not_found(trained, scenes, tmp_path, capsys, options):
+    images = shutil.copytree(scenes.images("val"), tmp_path / "images")
+    first, *others = sorted(images.iterdir())
+    first.write_text("not an image")
+    capsys.readouterr()
+    command = ["eval", str(trained / "runs" / "small"), "--data", str(scenes.annotations("val")), str(images)]
+    assert main([*command, *options, "--json", str(tmp_path / "metrics.json")]) == 1
+    printed = capsys.readouterr().err
+    assert printed.count("warning:") == 1
+    assert f"{first} is not a readable image" in printed
+    assert "Its instances count as not found." in printed
+    assert json.loads((tmp_path / "metrics.json").read_text())
+    for file in others:
+        file.write_text("not an image")
+    assert "not a readable image" in fails(capsys, *command, *options)
+
+
 def test_report_compares_two_runs(trained, tmp_path):
     run = str(trained / "runs" / "small")
     assert main(["report", run, run, "-o", str(tmp_path / "both.html")]) == 0

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -63,12 +64,8 @@ class TestGeoJson:
 class TestLabelme:
     def test_content(self, found):
         content = json.loads(json.dumps(to_labelme(found, "../a.png")))
-        assert [content[key] for key in ("imagePath", "imageData", "imageHeight", "imageWidth")] == [
-            "../a.png",
-            None,
-            30,
-            40,
-        ]
+        about = {key: content[key] for key in ("imagePath", "imageData", "imageHeight", "imageWidth")}
+        assert about == {"imagePath": "../a.png", "imageData": None, "imageHeight": 30, "imageWidth": 40}
         shapes = [(s["label"], s["group_id"], s["shape_type"]) for s in content["shapes"]]
         assert shapes == [
             ("person", None, "polygon"),
@@ -106,10 +103,8 @@ class TestYolo:
             for index in range(0, 40, 4):
                 height, width = data.sizes[index].tolist()
                 masks = [mask for _, mask in data.instances(index)]
-                given = Instances(
-                    torch.ones(len(masks)), torch.zeros(len(masks), dtype=torch.int64), torch.zeros(len(masks), 4), masks,
-                    (height, width), classes=("a",), category_ids=(1,),
-                )  # fmt: skip
+                ones, zeros = torch.ones(len(masks)), torch.zeros(len(masks), dtype=torch.int64)
+                given = Instances(ones, zeros, torch.zeros(len(masks), 4), masks, (height, width), classes=("a",))
                 for line, mask in zip(to_yolo(given).splitlines(), masks, strict=True):
                     values = [float(v) for v in line.split()[1:]]
                     polygon = [v * (height if i % 2 else width) for i, v in enumerate(values)]
@@ -124,10 +119,11 @@ def test_no_instance():
     assert to_geojson(empty)["features"] == to_labelme(empty, "a.png")["shapes"] == []
 
 
-def test_files_of_predict(found, tmp_path, monkeypatch):
+def test_files_of_predict(found, tmp_path):
     class Model:
         classes = ("person", "dög")
         categories = ()
+        info = SimpleNamespace(bit_depth=None)
 
         def predict(self, image, **_):
             return found

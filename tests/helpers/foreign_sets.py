@@ -14,14 +14,11 @@ from PIL import Image
 from uniquery.data.coco import CocoData
 from uniquery.masks import rle
 
-VOC_NAMES = {
-    name: number
-    for number, name in enumerate(
-        "aeroplane,bicycle,bird,boat,bottle,bus,car,cat,chair,cow,diningtable,dog,horse,motorbike,person,pottedplant,"
-        "sheep,sofa,train,tvmonitor".split(","),
-        start=1,
-    )
-}
+_VOC = (
+    *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog"),
+    *("horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
+)
+VOC_NAMES = {name: number for number, name in enumerate(_VOC, start=1)}
 CVAT_LABELS = ("person", "dog")
 
 
@@ -62,9 +59,8 @@ def of_coco(data: CocoData, count: int) -> list[Picture]:
         instances = data.instances(index)
         for number, (_, mask) in enumerate(instances, start=1):
             ids[rle.decode(mask) > 0] = number
-        objects = [
-            (data.classes[label], ids == n) for n, (label, _) in enumerate(instances, start=1) if (ids == n).any()
-        ]
+        labeled = [(data.classes[label], ids == n) for n, (label, _) in enumerate(instances, start=1)]
+        objects = [(name, mask) for name, mask in labeled if mask.any()]
         found.append(Picture(f"{data.path(index).stem}.png", data.read(index), objects))
     return found
 
@@ -138,12 +134,8 @@ def cvat_mask(mask: np.ndarray) -> dict[str, Any]:
 
 
 def write_cvat(folder: Path, given: Sequence[Picture], attributes: str = "") -> tuple[Path, Path]:
-    lines = [
-        '<?xml version="1.0" encoding="utf-8"?>',
-        "<annotations>",
-        "  <version>1.1</version>",
-        "  <meta><task><labels>",
-    ]
+    lines = ['<?xml version="1.0" encoding="utf-8"?>', "<annotations>", "  <version>1.1</version>"]
+    lines += ["  <meta><task><labels>"]
     lines += [f"<label><name>{name}</name><color>#24b353</color></label>" for name in CVAT_LABELS]
     lines += ["  </labels></task></meta>"]
     for number, picture in enumerate(given):
@@ -151,9 +143,8 @@ def write_cvat(folder: Path, given: Sequence[Picture], attributes: str = "") -> 
         lines.append(f'  <image id="{number}" name="{picture.name}" width="{width}" height="{height}" {attributes}>')
         for class_name, mask in picture.objects:
             fields = " ".join(f'{key}="{value}"' for key, value in cvat_mask(mask).items())
-            lines.append(
-                f'    <mask label="{class_name}" source="manual" occluded="0" {fields} z_order="0">\n    </mask>'
-            )
+            lines.append(f'    <mask label="{class_name}" source="manual" occluded="0" {fields} z_order="0">')
+            lines.append("    </mask>")
         lines.append("  </image>")
     file = folder / "annotations.xml"
     images = write_images(folder / "images", given)

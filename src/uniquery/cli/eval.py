@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from uniquery.cli.options import add_device, add_split, command, not_negative, positive, probability, progress_bar
+from uniquery.cli.options import (
+    add_device,
+    add_split,
+    command,
+    not_negative,
+    positive,
+    print_warning,
+    probability,
+    progress_bar,
+)
 from uniquery.errors import UserError
 from uniquery.files import write_atomically
 
@@ -84,14 +93,14 @@ def add_parser(commands: Any) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> int:
     from uniquery.parallel import choose_device
     from uniquery.training.model_and_data import open_model_and_data
 
     console = Console()
     if args.results is not None:
         _evaluate_results(console, args)
-        return
+        return 0
     if args.model is None:
         raise UserError("Give a model to score, or --results with --annotations.")
     if args.sweep_threshold and (args.save or args.mask_threshold is not None):
@@ -99,12 +108,29 @@ def run(args: argparse.Namespace) -> None:
     if args.pngs and not args.data:
         raise UserError("--pngs is the folder of --data: add --data ANNOTATIONS IMAGES.")
     trained = open_model_and_data(args.model, args.data, choose_device(args.device), pngs=args.pngs)
+    unreadable = UnreadableFiles(len(trained.data))
     if trained.is_panoptic:
-        _evaluate_panoptic(console, args, trained)
+        _evaluate_panoptic(console, args, trained, unreadable)
     elif args.sweep_threshold:
-        _sweep(console, args, trained)
+        _sweep(console, args, trained, unreadable)
     else:
-        _evaluate(console, args, trained)
+        _evaluate(console, args, trained, unreadable)
+    for sentence in unreadable.sentences:
+        print_warning(f"{sentence} Its instances count as not found.")
+    return 1 if unreadable.sentences else 0
+
+
+class UnreadableFiles:
+    """Images that cannot be read, as sentences; if it is all of them, the error of the last one is raised."""
+
+    def __init__(self, images: int) -> None:
+        self.images = images
+        self.sentences: list[str] = []
+
+    def add(self, sentence: str) -> None:
+        self.sentences.append(sentence)
+        if len(self.sentences) == self.images:
+            raise UserError(sentence)
 
 
 def _evaluate_results(console: Console, args: argparse.Namespace) -> None:
@@ -133,7 +159,9 @@ def _evaluate_results(console: Console, args: argparse.Namespace) -> None:
     _report(console, args, _score(args, truth, results))
 
 
-def _evaluate_panoptic(console: Console, args: argparse.Namespace, trained: ModelAndData) -> None:
+def _evaluate_panoptic(
+    console: Console, args: argparse.Namespace, trained: ModelAndData, unreadable: UnreadableFiles
+) -> None:
     from uniquery.evaluation.panoptic import evaluate_panoptic, predict_panoptic_dataset
     from uniquery.evaluation.panoptic_files import write_panoptic_results
 
@@ -146,6 +174,7 @@ def _evaluate_panoptic(console: Console, args: argparse.Namespace, trained: Mode
             trained.info.test_size,
             workers=args.workers,
             progress=progress,
+            on_unreadable=unreadable.add,
         )
     truth = trained.data.ground_truth()
     if args.save:
@@ -179,7 +208,7 @@ def _report_panoptic(console: Console, args: argparse.Namespace, metrics: Panopt
         write_atomically(args.json, json.dumps(content, indent=2))
 
 
-def _sweep(console: Console, args: argparse.Namespace, trained: ModelAndData) -> None:
+def _sweep(console: Console, args: argparse.Namespace, trained: ModelAndData, unreadable: UnreadableFiles) -> None:
     from uniquery.evaluation.sweep import sweep_mask_thresholds
     from uniquery.evaluation.tables import sweep_table
 
@@ -194,13 +223,14 @@ def _sweep(console: Console, args: argparse.Namespace, trained: ModelAndData) ->
             protocol=args.protocol or trained.protocol,
             workers=args.workers,
             progress=progress,
+            on_unreadable=unreadable.add,
         )
     console.print(sweep_table(sweep))
     if args.json:
         write_atomically(args.json, json.dumps({str(t): m.values for t, m in sweep.items()}, indent=2))
 
 
-def _evaluate(console: Console, args: argparse.Namespace, trained: ModelAndData) -> None:
+def _evaluate(console: Console, args: argparse.Namespace, trained: ModelAndData, unreadable: UnreadableFiles) -> None:
     from uniquery.evaluation.inference import predict_dataset
 
     with progress_bar("predicting", console) as progress:
@@ -212,6 +242,7 @@ def _evaluate(console: Console, args: argparse.Namespace, trained: ModelAndData)
             mask_thresholds=(args.mask_threshold,),
             workers=args.workers,
             progress=progress,
+            on_unreadable=unreadable.add,
         ).values()
     if args.save:
         write_atomically(args.save, json.dumps(results))

@@ -95,7 +95,8 @@ def _check_ids(tables: Mapping[str, Sequence[Row]], source: Path) -> None:
     if len(known) < len(ids) or any(not is_text(row.get("file_name")) for row in tables["images"]):
         raise DataError(f"{source}: each image needs its own id and a file_name; see 'uniquery data check'.")
     for row in tables["annotations"]:
-        if row.get("image_id") not in known or not is_id(row.get("category_id")):
+        image = row.get("image_id")
+        if not is_id(image) or image not in known or not is_id(row.get("category_id")):
             name = shorten(row.get("id"))
             raise DataError(f"{source}: annotation {name} names no image or category; see 'uniquery data check'.")
 
@@ -128,22 +129,48 @@ def _stratify(units: Sequence[Sequence[int]], annotations: Sequence[Row], share:
     weights = [Counter[int]() for _ in units]
     for image, label in {(row["image_id"], row["category_id"]) for row in annotations}:
         weights[owner[image]][label] += 1
-    shares, order = (1 - share, share), np.random.default_rng(seed).permutation(len(units)).tolist()
-    wanted = [{label: part * n for label, n in sum(weights, Counter[int]()).items()} for part in shares]
-    room = [part * len(owner) for part in shares]
+    order = np.random.default_rng(seed).permutation(len(units)).tolist()
+    units_with: dict[int, list[int]] = {}
+    for number in order:
+        for label in weights[number]:
+            units_with.setdefault(label, []).append(number)
+    left = {label: len(numbers) for label, numbers in units_with.items()}
+    parts = [_Part(share_of, weights, len(owner)) for share_of in (1 - share, share)]
     is_val: dict[int, bool] = {}
     while len(is_val) < len(units):
-        left = [number for number in order if number not in is_val]
-        counts = Counter(label for number in left for label in weights[number])
-        rarest = min(counts, key=lambda label: (counts[label], label), default=None)
-        for number in left if rarest is None else [n for n in left if rarest in weights[n]]:
-            lacks = [(wanted[part].get(rarest, 0) if rarest is not None else 0, room[part]) for part in (0, 1)]
-            val = lacks[1] > lacks[0]
-            is_val[number] = val
-            room[val] -= len(units[number])
-            for label, n in weights[number].items():
-                wanted[val][label] -= n
+        rarest = min((label for label in left if left[label]), key=lambda label: (left[label], label), default=None)
+        for number in order if rarest is None else units_with[rarest]:
+            if number not in is_val:
+                is_val[number] = parts[1].lacks(rarest) > parts[0].lacks(rarest)
+                parts[is_val[number]].take(weights[number], len(units[number]))
+                for label in weights[number]:
+                    left[label] -= 1
     return [is_val[number] for number in range(len(units))]
+
+
+class _Part:
+    """How many images a part lacks, of each class and at all.
+
+    Args:
+        share: its share of all images.
+        weights: of each unit, how many of its images have a class.
+        images: how many there are at all.
+    """
+
+    def __init__(self, share: float, weights: Sequence[Counter[int]], images: int) -> None:
+        self.images, self.classes = share * images, dict[int, float]()
+        for unit in weights:
+            for label, count in unit.items():
+                self.classes[label] = self.classes.get(label, 0) + share * count
+
+    def lacks(self, label: int | None) -> tuple[float, float]:
+        """Of a class, then at all."""
+        return (0 if label is None else round(self.classes[label], 6)), self.images
+
+    def take(self, weights: Counter[int], images: int) -> None:
+        self.images -= images
+        for label, count in weights.items():
+            self.classes[label] -= count
 
 
 def _write(file: Path, tables: Mapping[str, Sequence[Row]], units: Sequence[Sequence[int]]) -> SplitPart:

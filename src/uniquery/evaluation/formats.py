@@ -32,19 +32,20 @@ def to_labelme(instances: Instances, image_path: str) -> dict[str, Any]:
         instances: what was found.
         image_path: the path of the image, relative to the json.
     """
-    (height, width), names, shapes = instances.size, instances.names, []
+    height, width = instances.size
+    names, shapes = instances.names, list[dict[str, Any]]()
     for index, parts in _outlines(instances):
-        for part in parts:
-            shapes.append(
-                {
-                    "label": names[index],
-                    "points": [[float(x), float(y)] for x, y in single_ring([part]).tolist()],
-                    "group_id": index + 1 if len(parts) > 1 else None,
-                    "description": f"score {float(instances.scores[index]):.3f}",
-                    "shape_type": "polygon",
-                    "flags": {},
-                }
-            )
+        shapes += [
+            {
+                "label": names[index],
+                "points": [[float(x), float(y)] for x, y in single_ring([part]).tolist()],
+                "group_id": index + 1 if len(parts) > 1 else None,
+                "description": f"score {float(instances.scores[index]):.3f}",
+                "shape_type": "polygon",
+                "flags": {},
+            }
+            for part in parts
+        ]
     return {
         "version": LABELME_VERSION,
         "flags": {},

@@ -96,9 +96,8 @@ class TestPolygonsStayPolygons:
 
     def test_cvat(self, tmp_path):
         file, images = write_cvat(tmp_path, pictures()[2:])
-        polygon = (
-            '<polygon label="dog" source="manual" occluded="0" points="1.50,2.25;10.00,2.25;10.00,9.75" z_order="0"/>'
-        )
+        points = "1.50,2.25;10.00,2.25;10.00,9.75"
+        polygon = f'<polygon label="dog" source="manual" occluded="0" points="{points}" z_order="0"></polygon>'
         file.write_text(file.read_text().replace("</image>", f"{polygon}</image>"))
         import_data("cvat", [file, images], tmp_path / "out")
         (row,) = json.loads((tmp_path / "out/annotations.json").read_text())["annotations"]

@@ -13,12 +13,13 @@ from safetensors.torch import save_file
 
 from helpers.small_runs import small_config
 from uniquery import demo
-from uniquery.cli import COMMANDS, build_parser, main, predict, weights
+from uniquery.cli import COMMANDS, build_parser, data, main, predict, weights
+from uniquery.data import importing
 from uniquery.data.coco_json import read_json
 from uniquery.data.scenes import ScenesConfig
 from uniquery.masks import rle
 from uniquery.model import SCORE_THRESHOLD
-from uniquery.report.predictions import FORMATS
+from uniquery.report.predictions import DEFAULT_FORMATS, FORMATS
 from uniquery.weights.convert import PROJECTS
 
 
@@ -67,6 +68,8 @@ def test_every_command_has_help_with_an_example(capsys):
         "config explain",
         "config list",
         "data make-scenes",
+        "data import",
+        "data split",
     ]
     for name in [*names, "data check", "data preview", "weights convert"]:
         with pytest.raises(SystemExit) as stop:
@@ -110,6 +113,8 @@ assert "torch" not in sys.modules
 def test_options_repeat_the_defaults_of_python():
     """They are not imported, as that would import torch."""
     assert predict.FORMATS == FORMATS
+    assert predict.DEFAULT_FORMATS == DEFAULT_FORMATS
+    assert tuple(importing.FORMATS) == data.IMPORT_FORMATS
     assert predict.SCORE_THRESHOLD == SCORE_THRESHOLD
     assert weights.PROJECTS == PROJECTS
 

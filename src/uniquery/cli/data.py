@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MAX_PROBLEMS = 8
 """How many problems of one kind are printed."""
+IMPORT_FORMATS = ("yolo", "masks", "voc", "cvat", "label-studio")
 MAX_EXAMPLES = 3
 """How many dropped things of one kind are printed."""
 
@@ -99,7 +100,7 @@ def _add_import(actions: Any) -> None:
     parser.add_argument(
         "format",
         metavar="FORMAT",
-        choices=("yolo", "masks", "voc", "cvat", "label-studio"),
+        choices=IMPORT_FORMATS,
         help="yolo (segmentation), masks (image files of instance ids, or one per instance), voc (SegmentationObject), "
         "cvat (xml for images) or label-studio (json)",
     )
@@ -111,7 +112,9 @@ def _add_import(actions: Any) -> None:
         help="yolo: data.yaml [FOLDER]; masks: IMAGES MASKS, or one folder with images/ and masks/ per image; voc: "
         "FOLDER; cvat: annotations.xml [IMAGES]; label-studio: export.json IMAGES",
     )
-    parser.add_argument("-o", "--output", type=Path, required=True, help="the folder to make")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("imported"), help="the folder to make (default: %(default)s)"
+    )
     parser.add_argument("--class", dest="class_name", help="masks: the class of all instances (default: object)")
 
 

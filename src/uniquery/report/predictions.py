@@ -113,8 +113,8 @@ def write_predictions(
         _write_other_formats(instances, file, output, name, formats)
         progress(image_id, len(files))
     if "yolo" in formats:
-        names = dict(enumerate(model.classes))
-        write_atomically(output / "data.yaml", yaml.safe_dump({"train": "images", "names": names}, allow_unicode=True))
+        content = {"train": "images", "names": dict(enumerate(model.classes))}
+        write_atomically(output / "data.yaml", yaml.safe_dump(content, allow_unicode=True))
     if "coco" in formats:
         categories = [{"id": category.id, "name": category.name} for category in model.categories]
         write_atomically(output / "results.json", json.dumps(results))

@@ -87,6 +87,12 @@ class TestLayouts:
         assert taken(tmp_path / "out", found) == ["train.json", "images", "val.json", "images", None]
         assert found.train.count + (found.val.count if found.val else 0) == 3
 
+    def test_a_split_in_a_folder_of_its_own(self, tmp_path):
+        import_data("masks", write_id_masks(tmp_path / "source", pictures()), tmp_path / "out")
+        split_annotations(tmp_path / "out/annotations.json", share=0.4, output=tmp_path / "out/seed0")
+        found = find_dataset(tmp_path / "out/seed0")
+        assert found.train.images == tmp_path / "out/images"
+
 
 class TestWhatIsNotFound:
     def sentence(self, folder: Path) -> str:
@@ -103,15 +109,21 @@ class TestWhatIsNotFound:
         put(tmp_path, "val.json", "images")
         assert "no training data" in self.sentence(tmp_path)
 
-    @pytest.mark.parametrize("names", [("a.json", "b.json"), ("train.json", "annotations/instances_all_train.json")])
+    @pytest.mark.parametrize(
+        "names", [("a.json", "b.json"), ("annotations/train.json", "annotations/instances_train.json")]
+    )
     def test_ambiguous(self, tmp_path, names):
         for name in names:
             put(tmp_path, name, "images")
-        message = self.sentence(tmp_path) if names[0] == "a.json" else None
-        if message is None:  # a json of instances comes first
-            assert taken(tmp_path, find_dataset(tmp_path))[0] == names[1]
-        else:
-            assert all(name in message for name in names)
+        message = self.sentence(tmp_path)
+        assert all(name in message for name in names)
+
+    def test_a_split_of_training_data_is_not_mixed_with_it(self, tmp_path):
+        """The images of val.json are also in instances_train.json."""
+        put(tmp_path, "annotations/instances_train.json", "images/train")
+        for name in ("train", "val"):
+            put(tmp_path, f"annotations/{name}.json", None)
+        assert "Several files could be the train data" in self.sentence(tmp_path)
 
     def test_missing_images(self, tmp_path):
         put(tmp_path / "set", "train.json", "../elsewhere/deep")

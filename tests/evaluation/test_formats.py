@@ -87,7 +87,7 @@ class TestYolo:
         (tmp_path / "set/labels/a.txt").write_text(to_yolo(found))
         (tmp_path / "set/data.yaml").write_text(yaml.safe_dump({"train": "images", "names": ["person", "dög"]}))
         import_data("yolo", [tmp_path / "set"], tmp_path / "out")
-        (picture,) = read_back(tmp_path / "out/annotations/instances_train.json", tmp_path / "out/images/train")
+        (picture,) = read_back(tmp_path / "out/annotations.json", tmp_path / "out/images")
         assert [name for name, _ in picture.objects] == ["person", "dög", "dög"]
         for (_, mask), expected in zip(picture.objects, found.masks.numpy(), strict=False):
             assert np.array_equal(mask, expected)

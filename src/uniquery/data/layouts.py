@@ -100,11 +100,8 @@ def _by_split(folder: Path) -> dict[str, Path]:
 
 
 def _only(files: Sequence[Path], split: str) -> Path:
-    """The json that is meant: that of instances before that of panoptic segments."""
-    for kind in ("instances", "panoptic"):
-        of_kind = [file for file in files if file.name.startswith(kind)]
-        if len(files) > 1 and len(of_kind) == 1:
-            return of_kind[0]
+    """The json that is meant; one of panoptic segments only if there is no other."""
+    files = [file for file in files if not file.name.startswith("panoptic_")] or files
     if len(files) > 1:
         names = ", ".join(map(str, files[:4]))
         raise DataError(f"Several files could be the {split} data ({names}): say which, --{split} ANNOTATIONS IMAGES.")
@@ -136,4 +133,4 @@ def _image_folders(folder: Path, annotations: Path, split: str) -> Iterator[Path
         yield annotations.parent
     for name in (*names, *_NAMES[split]):
         yield from (folder / "images" / name, folder / name)
-    yield from (folder / "images", annotations.parent, folder)
+    yield from (folder / "images", annotations.parent, folder, folder.parent / "images")  # the last: of another split

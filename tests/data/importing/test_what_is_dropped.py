@@ -57,7 +57,7 @@ class TestYolo:
     def test_lines(self, tmp_path, line, reason):
         file = write_yolo(tmp_path / "set", {"a": [GOOD, line]}, ["cell"])
         report = import_data("yolo", [file], tmp_path / "out")
-        assert report.instances == {"train": 1}
+        assert report.instances == {"": 1}
         assert reasons(report) == {reason: 1}
         assert report.dropped[reason] == [f"{tmp_path / 'set/labels/train/a.txt'}, line 2"]
 
@@ -65,7 +65,7 @@ class TestYolo:
         file = write_yolo(tmp_path / "set", {"a": [GOOD], "b": [GOOD]}, {0: "cell", 1: "dust"})
         (tmp_path / "set/labels/train/b.txt").unlink()
         report = import_data("yolo", [tmp_path / "set"], tmp_path / "out")
-        assert (report.images, report.classes) == ({"train": 2}, {"cell": 1, "dust": 0})
+        assert (report.images, report.classes) == ({"": 2}, {"cell": 1, "dust": 0})
         assert list(report.notes) == ["image without a label file, kept as a negative"]
         assert file.is_file()
 
@@ -80,9 +80,9 @@ class TestYolo:
     def test_another_root(self, tmp_path):
         file = write_yolo(tmp_path / "set", {"a": [GOOD]}, ["cell"])
         moved = file.rename(tmp_path / "data.yaml")
-        assert import_data("yolo", [moved, tmp_path / "set"], tmp_path / "out").images == {"train": 1}
+        assert import_data("yolo", [moved, tmp_path / "set"], tmp_path / "out").images == {"": 1}
         moved.write_text(yaml.safe_dump({"path": "set", "train": "images/train", "names": ["cell"]}))
-        assert import_data("yolo", [moved], tmp_path / "out2").images == {"train": 1}
+        assert import_data("yolo", [moved], tmp_path / "out2").images == {"": 1}
 
     @pytest.mark.parametrize(
         "changes",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from uniquery.data.importing.coco_folder import check_is_free, write_coco_folder
 from uniquery.data.importing.cvat import read_cvat
-from uniquery.data.importing.imported import Imported, ImportLog
+from uniquery.data.importing.imported import NO_SPLIT, Imported, ImportLog
 from uniquery.data.importing.label_studio import read_label_studio
 from uniquery.data.importing.mask_files import DEFAULT_CLASS, read_mask_files
 from uniquery.data.importing.voc import read_voc
@@ -93,7 +93,10 @@ def import_data(
     log = ImportLog(progress)
     read = partial(read_mask_files, class_name=class_name) if format == "masks" else FORMATS[format].read
     imported = read(sources, log)
-    imported = replace(imported, splits={split: images for split, images in imported.splits.items() if images})
+    splits = {split: images for split, images in imported.splits.items() if images}
+    if list(splits) == ["train"]:  # to be divided by the user
+        splits = {NO_SPLIT: splits["train"]}
+    imported = replace(imported, splits=splits)
     report = _report(imported, log)
     if not sum(report.instances.values()):
         reasons = "; ".join(f"{len(where)} × {reason}" for reason, where in log.dropped.items())

@@ -93,6 +93,7 @@ class TestYolo:
             {"train": 3},
             {"train": None},
             {"train": "a\0b"},
+            {"train": "a" * 5000},
             {"path": "/etc", "train": "nowhere"},
             {"path": "../..", "train": "nowhere"},
             {"names": None},
@@ -170,7 +171,7 @@ class TestMaskFiles:
 
 class TestVoc:
     def test_no_class_several_classes_no_mask(self, tmp_path):
-        source = write_voc(tmp_path / "voc", pictures(), {"train": ["a", "b", "none"]})
+        source = write_voc(tmp_path / "voc", pictures(), {"train": ["a", "b", "none", "x" * 5000]})
         for name, change in (("a", lambda c: np.where(c == 12, 77, c)), ("b", lambda c: np.where(c == 15, c - 1, c))):
             file = source / "SegmentationClass" / f"{name}.png"
             values = np.asarray(Image.open(file)).copy()
@@ -181,7 +182,7 @@ class TestVoc:
         report = import_data("voc", [source], tmp_path / "out")
         assert reasons(report) == {
             "object without a class in SegmentationClass": 2,
-            "image without masks in SegmentationObject and SegmentationClass": 1,
+            "image without masks in SegmentationObject and SegmentationClass": 2,
         }
         assert {name: n for name, n in report.classes.items() if n} == {"person": 1, "motorbike": 1}
         assert list(report.notes) == ["object with pixels of several classes, which gets the most frequent one"]
@@ -301,6 +302,7 @@ class TestCvat:
         ("old", "new"),
         [
             ("<annotations>", "<html>"),
+            ('encoding="utf-8"', 'encoding="klingon"'),
             ("</annotations>", ""),
             ('name="a.png"', 'name="../../secret.png"'),
             ('name="a.png"', 'name="/etc/passwd"'),

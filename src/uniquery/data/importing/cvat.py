@@ -104,7 +104,7 @@ def _parse(file: Path) -> _Document:
             parser.ParseFile(stream)
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}.") from None
-    except expat.ExpatError as error:
+    except (expat.ExpatError, LookupError) as error:  # the latter: an unknown encoding
         raise DataError(f"{file} is not valid xml: {error}.") from None
     except ValueError as error:
         raise DataError(f"{file} is not taken: {error}.") from None

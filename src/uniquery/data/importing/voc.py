@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from uniquery.data.images import SUFFIXES, inside_root
+from uniquery.data.images import SUFFIXES, inside_root, is_file
 from uniquery.data.importing.imported import NO_SPLIT, Imported, ImportedImage, ImportLog, check_classes
 from uniquery.data.importing.mask_files import mask_values, read_values
 from uniquery.errors import DataError
@@ -92,8 +92,8 @@ def _read_image(
     objects = inside_root(folder, f"SegmentationObject/{stem}.png")
     classes = inside_root(folder, f"SegmentationClass/{stem}.png")
     file = inside_root(folder, f"JPEGImages/{stem}.jpg")
-    file = next((f for suffix in sorted(SUFFIXES) if (f := file.with_name(file.stem + suffix)).is_file()), file)
-    if not objects.is_file() or not classes.is_file():
+    file = next((f for suffix in sorted(SUFFIXES) if is_file(f := file.with_name(file.stem + suffix))), file)
+    if not is_file(objects) or not is_file(classes):
         log.drop("image without masks in SegmentationObject and SegmentationClass", file)
         return None
     image = log.open_image(file)

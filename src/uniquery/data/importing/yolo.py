@@ -93,7 +93,7 @@ def _find(root: Path, entry: str) -> Path | None:
     relative = os.path.normpath(entry.removeprefix("../"))
     if Path(relative).is_absolute() or relative.startswith(os.pardir) or min(entry, default=" ") < " ":
         return None
-    return root / relative if (root / relative).exists() else None
+    return root / relative if os.path.exists(root / relative) else None  # noqa: PTH110 (raises for some names)
 
 
 def _image_files(root: Path, entry: Any, file: Path, log: ImportLog) -> Iterator[Path]:

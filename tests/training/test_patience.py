@@ -2,6 +2,9 @@
 
 import io
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -109,3 +112,23 @@ def test_it_needs_evaluations(scenes, tmp_path):
     with pytest.raises(ConfigError) as caught:
         train(load_config(path, ["data.val=null", "train.patience=2"]))
     assert_one_sentence(caught.value)
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_two_processes_stop_after_the_same_step(scenes, tmp_path):
+    """Only the first knows the scores: here all are 0, so the second evaluation brings no new best."""
+    settings = [*SETTINGS, "train.patience=1", "train.batch_size=1", "optim.lr=1.0e-9"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    sets = [part for setting in settings for part in ("--set", setting)]
+    done = subprocess.run(
+        [*launcher, "-m", "uniquery", "train", str(small_config(tmp_path, scenes)), *sets],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "step 2: no new best in 1 evaluation (train.patience)" in done.stdout
+    assert json.loads((tmp_path / "runs" / "small" / "last" / "trainer.json").read_text())["step"] == 2

@@ -49,11 +49,12 @@ def add_parser(commands: Any) -> None:
         "--format",
         "--formats",
         dest="formats",
+        metavar="FORMAT",
         nargs="+",
         choices=FORMATS,
         default=DEFAULT_FORMATS,
-        help="what to write: COCO results, label maps (png), overlays, YOLO segmentation, labelme json, GeoJSON with "
-        "holes (default: coco png overlay)",
+        help="what to write: coco (results json), png (label maps), overlay (pictures), yolo (segmentation), labelme, "
+        "geojson (with holes) (default: coco png overlay)",
     )
     parser.add_argument(
         "--short",

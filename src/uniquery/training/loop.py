@@ -162,9 +162,10 @@ class Trainer:
             return False
         is_out = any_rank(get_rank() == 0 and run.is_out_of_patience, run.device)
         if is_out:
+            count = f"{run.evals_since_best} evaluation{'s' * (run.evals_since_best > 1)}"
             self.console.print(
-                f"step {run.step}: no new best in {run.evals_since_best} evaluations (train.patience): training stops "
-                f"here instead of at step {run.steps}.",
+                f"step {run.step}: no new best in {count} (train.patience): training stops here instead of at step "
+                f"{run.steps}.",
                 soft_wrap=True,
             )
         return is_out

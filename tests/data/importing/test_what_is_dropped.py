@@ -424,3 +424,7 @@ class TestOutput:
         assert "export.json IMAGES" in refused("label-studio", [tmp_path], tmp_path / "out")
         assert "does not exist" in refused("voc", [tmp_path / "none"], tmp_path / "out")
         assert "label-studio" in refused("coco", [tmp_path], tmp_path / "out")
+
+    def test_an_archive_is_not_unpacked(self, tmp_path):
+        (tmp_path / "task.zip").write_bytes(b"PK")
+        assert "unpack it" in refused("cvat", [tmp_path / "task.zip"], tmp_path / "out")

@@ -19,6 +19,9 @@ from uniquery.errors import DataError
 __all__ = ["DEFAULT_CLASS", "FORMATS", "ImportReport", "import_data"]
 
 
+ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".7z", ".rar")
+
+
 @dataclass(frozen=True)
 class ImportFormat:
     """A format that can be imported.
@@ -89,6 +92,8 @@ def import_data(
     for source in sources:
         if not source.exists():
             raise DataError(f"{source} does not exist.")
+        if source.suffix.lower() in ARCHIVES:
+            raise DataError(f"{source} is an archive: unpack it, and give what is inside.")
     check_is_free(output)
     log = ImportLog(progress)
     read = partial(read_mask_files, class_name=class_name) if format == "masks" else FORMATS[format].read

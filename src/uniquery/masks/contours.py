@@ -17,6 +17,8 @@ from uniquery.masks import rle
 Ring = npt.NDArray[np.int64]
 """(V, 2) x, y of the corners of a closed line; the last is joined to the first."""
 
+_SEARCHED = 4096  # corners among which the nearest is the start of a bridge
+
 
 @dataclass(frozen=True)
 class Part:
@@ -66,11 +68,20 @@ def single_ring(parts: Sequence[Part]) -> Ring:
     Filled by the even-odd or the non-zero rule, it gives the mask again: a bridge has no area.
     """
     rings = [ring for part in parts for ring in (part.exterior, *part.holes)]
-    joined = rings[0]
-    for ring in rings[1:]:
-        nearest = int(((joined - ring[0]) ** 2).sum(1).argmin())
-        joined = np.concatenate([joined[: nearest + 1], ring, ring[:1], joined[nearest:]])
-    return joined
+    corners, starts = np.concatenate(rings), [0, *np.cumsum([len(ring) for ring in rings]).tolist()]
+    bridges: dict[int, list[int]] = {}  # from a corner to rings
+    for number, first in enumerate(starts[1:-1], start=1):
+        before = corners[max(0, first - _SEARCHED) : first]
+        nearest = int(((before - corners[first]) ** 2).sum(1).argmin())
+        bridges.setdefault(first - len(before) + nearest, []).append(number)
+    order, left = list[int](), list(range(starts[1] - 1, -1, -1))
+    while left:
+        corner = left.pop()
+        order.append(corner)
+        for number in bridges.pop(corner, ()):  # around that ring, then back
+            first, end = starts[number : number + 2]
+            left += [corner, first, *range(end - 1, first - 1, -1)]
+    return corners[order]
 
 
 def _rings(bitmap: npt.NDArray[np.bool_]) -> Iterator[Ring]:

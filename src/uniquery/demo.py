@@ -92,7 +92,7 @@ def _train_and_diagnose(overrides: Sequence[Override], console: Console) -> Path
     run = RunFolder(folder)
     model = load(run.last, device="cpu")
     assert config.data.val is not None
-    data = open_validation_data(config.data.val, model.classes)
+    data = open_validation_data(config.data.val, model.classes, model.info.bit_depth)
     diagnosis = diagnose(model.segmenter, data, model.info.test_size, DIAGNOSED_IMAGES)
     run.write_diagnosis(diagnosis.to_dict())
     if any(len(image.queries) for image in diagnosis.images):

@@ -113,12 +113,10 @@ class Model:
         for name, threshold in (("score_threshold", score_threshold), ("mask_threshold", mask_threshold)):
             if threshold is not None and not 0 <= threshold <= 1:
                 raise ConfigError(f"{name} is a probability from 0 to 1, not {threshold:g}.")
-        size, chosen = self._test_size(short), self.thresholds
+        pixels, size, chosen = as_rgb_array(image, self.info.bit_depth), self._test_size(short), self.thresholds
         if mask_threshold is None and chosen is not None:
             mask_threshold = chosen.mask
-        instances = predict_image(
-            self.segmenter, as_rgb_array(image), size.short, size.longest, mask_threshold=mask_threshold
-        )
+        instances = predict_image(self.segmenter, pixels, size.short, size.longest, mask_threshold=mask_threshold)
         least = self._least_scores(score_threshold).to(instances.labels.device)
         kept = instances[instances.scores >= least[instances.labels]]
         if is_panoptic(self.categories):  # stuff has no instances
@@ -151,7 +149,7 @@ class Model:
         for name, value in (("object_threshold", object_threshold), ("overlap_threshold", overlap_threshold)):
             if value is not None and not 0 <= value <= 1:
                 raise ConfigError(f"{name} is a share from 0 to 1, not {value}.")
-        pixels, size = as_rgb_array(image), self._test_size(short)
+        pixels, size = as_rgb_array(image, self.info.bit_depth), self._test_size(short)
         outputs = image_outputs(self.segmenter, pixels, size.short, size.longest)
         (segments,) = self.segmenter.predict_panoptic(
             outputs,

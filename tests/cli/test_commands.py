@@ -13,12 +13,13 @@ from safetensors.torch import save_file
 
 from helpers.small_runs import small_config
 from uniquery import demo
-from uniquery.cli import COMMANDS, build_parser, main, predict, weights
+from uniquery.cli import COMMANDS, build_parser, data, main, predict, weights
+from uniquery.data import importing
 from uniquery.data.coco_json import read_json
 from uniquery.data.scenes import ScenesConfig
 from uniquery.masks import rle
 from uniquery.model import SCORE_THRESHOLD
-from uniquery.report.predictions import FORMATS
+from uniquery.report.predictions import DEFAULT_FORMATS, FORMATS
 from uniquery.weights.convert import PROJECTS
 
 
@@ -67,6 +68,8 @@ def test_every_command_has_help_with_an_example(capsys):
         "config explain",
         "config list",
         "data make-scenes",
+        "data import",
+        "data split",
     ]
     for name in [*names, "data check", "data preview", "weights convert", "weights show"]:
         with pytest.raises(SystemExit) as stop:
@@ -110,6 +113,8 @@ assert "torch" not in sys.modules
 def test_options_repeat_the_defaults_of_python():
     """They are not imported, as that would import torch."""
     assert predict.FORMATS == FORMATS
+    assert predict.DEFAULT_FORMATS == DEFAULT_FORMATS
+    assert tuple(importing.FORMATS) == data.IMPORT_FORMATS
     assert predict.SCORE_THRESHOLD == SCORE_THRESHOLD
     assert weights.PROJECTS == PROJECTS
 
@@ -220,6 +225,24 @@ def test_predict_leaves_out_what_it_cannot_read_and_keeps_the_rest(trained, tmp_
     error = fails(capsys, "predict", run, folder / "b.png", folder / "notes.jpg", "-o", tmp_path / "none")
     assert "notes.jpg is not a readable image" in error
     assert not (tmp_path / "none" / "results.json").exists()
+
+
+@pytest.mark.parametrize("options", [[], ["--sweep-threshold"], ["--workers", "0"]])
+def test_eval_counts_what_it_cannot_read_as_not_found(trained, scenes, tmp_path, capsys, options):
+    images = shutil.copytree(scenes.images("val"), tmp_path / "images")
+    first, *others = sorted(images.iterdir())
+    first.write_text("not an image")
+    capsys.readouterr()
+    command = ["eval", str(trained / "runs" / "small"), "--data", str(scenes.annotations("val")), str(images)]
+    assert main([*command, *options, "--json", str(tmp_path / "metrics.json")]) == 1
+    printed = capsys.readouterr().err
+    assert printed.count("warning:") == 1
+    assert f"{first} is not a readable image" in printed
+    assert "Its instances count as not found." in printed
+    assert json.loads((tmp_path / "metrics.json").read_text())
+    for file in others:
+        file.write_text("not an image")
+    assert "not a readable image" in fails(capsys, *command, *options)
 
 
 def test_report_compares_two_runs(trained, tmp_path):

@@ -76,7 +76,7 @@ class TestWritePredictions:
         assert np.array_equal(labels > 0, instances.masks.any(dim=0).numpy())
         assert labels.max() <= len(instances)
 
-    @pytest.mark.parametrize(("name", "suffixes"), [("json", {".json"}), ("png", {".png"}), ("overlay", {".png"})])
+    @pytest.mark.parametrize(("name", "suffixes"), [("coco", {".json"}), ("png", {".png"}), ("overlay", {".png"})])
     def test_one_format(self, model, photos, tmp_path, name, suffixes):
         write_predictions(model, [photos / "a.png"], tmp_path / "out", formats=[name])
         assert {path.suffix for path in (tmp_path / "out").iterdir()} == suffixes

@@ -27,7 +27,7 @@ COMMANDS = {
     "study": "train variants of a setting with several seeds, and say whether they help, with intervals",
     "report": "write one html page of curves, tables and pictures of a run, or compare several runs",
     "config": "show or list configurations",
-    "data": "make, check or preview data",
+    "data": "import, split, make, check or preview data",
     "weights": "convert models to the names of other projects, and their checkpoints to models",
 }
 

@@ -16,6 +16,7 @@ from uniquery.cli.options import (
     command,
     not_negative,
     positive,
+    print_warning,
     probability,
     progress_bar,
 )
@@ -99,7 +100,7 @@ def add_parser(commands: Any) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> int:
     from uniquery.parallel import choose_device
     from uniquery.training.model_and_data import open_model_and_data
 
@@ -108,7 +109,7 @@ def run(args: argparse.Namespace) -> None:
         if args.choose_thresholds is not None:
             raise UserError("--choose-thresholds stores thresholds in a model file: give a model instead of --results.")
         _evaluate_results(console, args)
-        return
+        return 0
     if args.model is None:
         raise UserError("Give a model to score, or --results with --annotations.")
     if args.sweep_threshold and (args.save or args.mask_threshold is not None):
@@ -117,14 +118,31 @@ def run(args: argparse.Namespace) -> None:
     if args.pngs and not args.data:
         raise UserError("--pngs is the folder of --data: add --data ANNOTATIONS IMAGES.")
     trained = open_model_and_data(args.model, args.data, choose_device(args.device), pngs=args.pngs)
+    unreadable = UnreadableFiles(len(trained.data))
     if trained.is_panoptic:
-        _evaluate_panoptic(console, args, trained)
+        _evaluate_panoptic(console, args, trained, unreadable)
     elif rule:
         choose_thresholds(console, args, trained, rule)
     elif args.sweep_threshold:
-        _sweep(console, args, trained)
+        _sweep(console, args, trained, unreadable)
     else:
-        _evaluate(console, args, trained)
+        _evaluate(console, args, trained, unreadable)
+    for sentence in unreadable.sentences:
+        print_warning(f"{sentence} Its instances count as not found.")
+    return 1 if unreadable.sentences else 0
+
+
+class UnreadableFiles:
+    """Images that cannot be read, as sentences; if it is all of them, the error of the last one is raised."""
+
+    def __init__(self, images: int) -> None:
+        self.images = images
+        self.sentences: list[str] = []
+
+    def add(self, sentence: str) -> None:
+        self.sentences.append(sentence)
+        if len(self.sentences) == self.images:
+            raise UserError(sentence)
 
 
 def _evaluate_results(console: Console, args: argparse.Namespace) -> None:
@@ -153,7 +171,9 @@ def _evaluate_results(console: Console, args: argparse.Namespace) -> None:
     _report(console, args, _score(args, truth, results))
 
 
-def _evaluate_panoptic(console: Console, args: argparse.Namespace, trained: ModelAndData) -> None:
+def _evaluate_panoptic(
+    console: Console, args: argparse.Namespace, trained: ModelAndData, unreadable: UnreadableFiles
+) -> None:
     from uniquery.evaluation.panoptic import evaluate_panoptic, predict_panoptic_dataset
     from uniquery.evaluation.panoptic_files import write_panoptic_results
 
@@ -166,6 +186,7 @@ def _evaluate_panoptic(console: Console, args: argparse.Namespace, trained: Mode
             trained.info.test_size,
             workers=args.workers,
             progress=progress,
+            on_unreadable=unreadable.add,
         )
     truth = trained.data.ground_truth()
     if args.save:
@@ -200,7 +221,7 @@ def _report_panoptic(console: Console, args: argparse.Namespace, metrics: Panopt
         write_atomically(args.json, json.dumps(content, indent=2))
 
 
-def _sweep(console: Console, args: argparse.Namespace, trained: ModelAndData) -> None:
+def _sweep(console: Console, args: argparse.Namespace, trained: ModelAndData, unreadable: UnreadableFiles) -> None:
     from uniquery.evaluation.sweep import sweep_mask_thresholds
     from uniquery.evaluation.tables import sweep_table
 
@@ -215,13 +236,14 @@ def _sweep(console: Console, args: argparse.Namespace, trained: ModelAndData) ->
             protocol=args.protocol or trained.protocol,
             workers=args.workers,
             progress=progress,
+            on_unreadable=unreadable.add,
         )
     console.print(sweep_table(sweep))
     if args.json:
         write_atomically(args.json, json.dumps({str(t): m.values for t, m in sweep.items()}, indent=2))
 
 
-def _evaluate(console: Console, args: argparse.Namespace, trained: ModelAndData) -> None:
+def _evaluate(console: Console, args: argparse.Namespace, trained: ModelAndData, unreadable: UnreadableFiles) -> None:
     from uniquery.evaluation.inference import predict_dataset
 
     with progress_bar("predicting", console) as progress:
@@ -233,6 +255,7 @@ def _evaluate(console: Console, args: argparse.Namespace, trained: ModelAndData)
             mask_thresholds=(args.mask_threshold,),
             workers=args.workers,
             progress=progress,
+            on_unreadable=unreadable.add,
         ).values()
     if args.save:
         write_atomically(args.save, json.dumps(results))

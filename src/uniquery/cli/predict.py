@@ -12,7 +12,8 @@ from uniquery.errors import UserError
 if TYPE_CHECKING:
     from uniquery.model import Model
 
-FORMATS = ("json", "png", "overlay")
+FORMATS = ("coco", "png", "overlay", "yolo", "labelme", "geojson")
+DEFAULT_FORMATS = FORMATS[:3]
 SCORE_THRESHOLD = 0.5  # of `Model.predict`
 
 
@@ -46,11 +47,15 @@ def add_parser(commands: Any) -> None:
         help="the smallest probability of a mask's pixel (default: that in the model file, else the segmenter's own)",
     )
     parser.add_argument(
+        "--format",
         "--formats",
+        dest="formats",
+        metavar="FORMAT",
         nargs="+",
         choices=FORMATS,
-        default=FORMATS,
-        help="what to write: COCO json, label maps (png), overlays (default: all)",
+        default=DEFAULT_FORMATS,
+        help="what to write: coco (results json), png (label maps), overlay (pictures), yolo (segmentation), labelme, "
+        "geojson (with holes) (default: coco png overlay)",
     )
     parser.add_argument(
         "--short",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,13 @@ def add_parser(commands: Any) -> None:
         parser, "--train", "training data: a COCO json and its image folder (default: data.train of the configuration)"
     )
     add_split(parser, "--val", "validation data (default: data.val of the configuration)")
+    parser.add_argument(
+        "--dataset",
+        type=Path,
+        metavar="FOLDER",
+        help="find training and validation data in a folder: Roboflow's or COCO's layout, or one json and images "
+        "(default: --train and --val)",
+    )
     parser.add_argument("--name", help="name of the run folder (default: name of the configuration)")
     parser.add_argument(
         "--output", type=Path, help="folder for run folders (default: output of the configuration, runs)"
@@ -48,9 +56,30 @@ def add_parser(commands: Any) -> None:
 
 def overrides(args: argparse.Namespace) -> list[Override]:
     """The options that stand for settings; `--set` comes last and wins."""
-    given: list[Override] = [*split_overrides("train", args.train), *split_overrides("val", args.val)]
+    given: list[Override] = _dataset_overrides(args.dataset) if args.dataset else []
+    given += [*split_overrides("train", args.train), *split_overrides("val", args.val)]
     given += [(key, str(getattr(args, key))) for key in ("name", "output") if getattr(args, key)]
     return given + list(args.set)
+
+
+def _dataset_overrides(folder: Path) -> list[Override]:
+    """The data that is found in a folder, as settings; prints what it is."""
+    from uniquery.data.layouts import find_dataset
+
+    found = find_dataset(folder)
+    given: list[Override] = []
+    console = Console(quiet=bool(int(os.environ.get("RANK", "0"))))
+    for name, split in (("train", found.train), ("val", found.val)):
+        if split is None:
+            given.append((f"data.{name}", None))
+            hint = f"divide the data with 'uniquery data split {found.train.annotations}'"
+            console.print(f"{name}: none is found, and the model is not evaluated: {hint}", soft_wrap=True)
+        else:
+            given += split_overrides(name, (split.annotations, split.images))
+            console.print(f"{name}: {split}", soft_wrap=True, highlight=False)
+    if found.test:
+        console.print(f"test: {found.test} is not used; score it later with uniquery eval --data", soft_wrap=True)
+    return given
 
 
 def _load_config(args: argparse.Namespace) -> Config:

@@ -43,9 +43,14 @@ class CocoData:
         ignore_crowd: whether `load` marks crowd regions as not valid; otherwise they are background.
         tables: the content of the json, if it was read before.
 
+    Attributes:
+        bit_depth: how many bits the values of 16-bit images use; None: as `read_image` finds them.
+
     Raises:
         DataError: anything that would make training go wrong, in one sentence.
     """
+
+    bit_depth: int | None = None
 
     def __init__(
         self,
@@ -210,7 +215,7 @@ class CocoData:
     def read(self, index: int) -> npt.NDArray[np.uint8]:
         """An image (H, W, 3), which has the size that the annotations give."""
         try:
-            image = read_image(self.path(index))
+            image = read_image(self.path(index), self.bit_depth)
         except DataError as error:
             raise DataError(f"{str(error).rstrip('.')} ({self._image_name(index)}).") from None
         height, width = self.sizes[index].tolist()

@@ -17,12 +17,13 @@ from uniquery.errors import DataError
 ImageInput = str | Path | Image.Image | npt.NDArray[Any] | Tensor
 
 
-def as_rgb_array(image: ImageInput) -> npt.NDArray[np.uint8]:
+def as_rgb_array(image: ImageInput, bit_depth: int | None = None) -> npt.NDArray[np.uint8]:
     """(H, W, 3) uint8 RGB of an image in any form.
 
     Args:
         image: a path, a PIL image of any mode, an (H, W, 3) or (H, W) uint8 array, or a (3, H, W) uint8 tensor.
             Files and PIL images are turned upright by their EXIF orientation.
+        bit_depth: of 16-bit files and PIL images, as for `read_image`.
 
     Raises:
         DataError: the file cannot be read, or the array or tensor has another shape or dtype.
@@ -31,9 +32,9 @@ def as_rgb_array(image: ImageInput) -> npt.NDArray[np.uint8]:
     (2, 5, 3)
     """
     if isinstance(image, str | Path):
-        return read_image(Path(image))
+        return read_image(Path(image), bit_depth)
     if isinstance(image, Image.Image):
-        return _from_pil(image)
+        return _from_pil(image, bit_depth)
     if isinstance(image, Tensor):
         return _from_tensor(image)
     if isinstance(image, np.ndarray):
@@ -41,9 +42,9 @@ def as_rgb_array(image: ImageInput) -> npt.NDArray[np.uint8]:
     raise DataError(f"An image is a path, a PIL image, a numpy array or a tensor, not {type(image).__name__}.")
 
 
-def _from_pil(image: Image.Image) -> npt.NDArray[np.uint8]:
+def _from_pil(image: Image.Image, bit_depth: int | None) -> npt.NDArray[np.uint8]:
     try:
-        rgb = rgb_array(image)
+        rgb = rgb_array(image, bit_depth)
     except Exception as error:  # pillow decodes on first use, and raises whatever it meets in a broken file
         raise DataError(f"The PIL image cannot be read: {error}.") from None
     return _not_empty(rgb)

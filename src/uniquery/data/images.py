@@ -18,22 +18,27 @@ from uniquery.errors import DataError
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif"})
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM", "GIF")  # for some other formats pillow starts programs
 MAX_PIXELS = 178_956_970  # pillow refuses larger files as decompression bombs
+MIN_BIT_DEPTH = 9  # of 16-bit images whose values do not fit 8 bits
 MAX_FOLDERS = 50  # how many subfolders are searched for an image
 _SIXTEEN_BIT = ("I;16", "I;16B", "I;16L", "I;16N", "I")
 _ROTATED = (5, 6, 7, 8)  # the EXIF orientations that swap height and width
 
 
-def read_image(path: Path) -> npt.NDArray[np.uint8]:
+def read_image(path: Path, bit_depth: int | None = None) -> npt.NDArray[np.uint8]:
     """(H, W, 3) RGB, turned upright by its EXIF orientation.
 
-    Grayscale, palette and transparent images become RGB; 16-bit images are scaled to 8 bits, unless all their values
-    fit 8 bits as they are.
+    Grayscale, palette and transparent images become RGB; 16-bit images are scaled to 8 bits.
+
+    Args:
+        path: the file.
+        bit_depth: how many bits the values of 16-bit images use: with 12, 4095 becomes 255, and so does what is above.
+            None: all 16, or 8 if all values of the image fit them.
 
     Raises:
         DataError: the file is missing, not an image, truncated, needs more than 16 bits, or is too large.
     """
-    with _opened(path) as image:
-        return rgb_array(image)
+    with opened(path) as image:
+        return rgb_array(image, bit_depth)
 
 
 def image_size(path: Path) -> tuple[int, int]:
@@ -42,7 +47,7 @@ def image_size(path: Path) -> tuple[int, int]:
     Raises:
         DataError: the file is missing, not an image, or too large.
     """
-    with _opened(path) as image:
+    with opened(path) as image:
         width, height = image.size
         if isinstance(image, TiffImageFile):  # some versions of pillow rotate its size on opening, but not its tags
             width, height = image.tag_v2[IMAGEWIDTH], image.tag_v2[IMAGELENGTH]
@@ -57,24 +62,31 @@ def sixteen_bit_maximum(path: Path) -> int | None:
     Raises:
         DataError: the file cannot be read.
     """
-    with _opened(path) as image:
+    with opened(path) as image:
         return int(np.asarray(image).max(initial=0)) if image.mode in _SIXTEEN_BIT else None
 
 
-def unused_bits(maxima: Sequence[int]) -> str:
-    """A sentence about 16-bit images if their values reach less than half of the range; else an empty text.
+def unused_bits(maxima: Sequence[int], bit_depth: int | None = None) -> str:
+    """A sentence about 16-bit images whose values reach less than half of the range, or more; else an empty text.
 
     >>> unused_bits([4095, 3000]).partition(":")[0]
     'the values of 16-bit images reach only 4095 of 65535, and the images become nearly black'
     >>> unused_bits([200]), unused_bits([60000, 4000]), unused_bits([])
     ('', '', '')
+    >>> unused_bits([4095], 12), unused_bits([5000], 12)
+    ('', 'the values of 16-bit images reach 5000, and data.bit_depth 12 makes all above 4095 white: raise it.')
     """
     largest = max(maxima, default=0)
-    if not 255 < largest < 2**15:  # up to 255 they are taken as they are
+    if bit_depth is not None and largest >= 2**bit_depth:
+        return (
+            f"the values of 16-bit images reach {largest}, and data.bit_depth {bit_depth} makes all above "
+            f"{2**bit_depth - 1} white: raise it."
+        )
+    if bit_depth is not None or not 255 < largest < 2**15:  # up to 255 they are taken as they are
         return ""
     return (
-        f"the values of 16-bit images reach only {largest} of 65535, and the images become nearly black: scale them to "
-        "the whole range, or convert them to 8 bits."
+        f"the values of 16-bit images reach only {largest} of 65535, and the images become nearly black: train with "
+        f"data.bit_depth={max(largest.bit_length(), MIN_BIT_DEPTH)}, or convert them to 8 bits."
     )
 
 
@@ -126,8 +138,12 @@ def find_image_root(root: Path, name: str) -> Path | None:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
-    """An image file, of which the header is read; pillow's warnings about large or unusual files are not shown."""
+def opened(path: Path) -> Iterator[Image.Image]:
+    """An image file, of which the header is read; pillow's warnings about large or unusual files are not shown.
+
+    Raises:
+        DataError: anything that goes wrong in the block, as one sentence about the file.
+    """
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(path, formats=FORMATS) as image:
             yield image
@@ -141,8 +157,8 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         raise DataError(f"{path} is not a readable image: {_one_line(error)}.") from None
 
 
-def rgb_array(image: Image.Image) -> npt.NDArray[np.uint8]:
-    """(H, W, 3) RGB of an open image of any mode, turned upright by its EXIF orientation.
+def rgb_array(image: Image.Image, bit_depth: int | None = None) -> npt.NDArray[np.uint8]:
+    """(H, W, 3) RGB of an open image of any mode, turned upright by its EXIF orientation; see `read_image`.
 
     Raises:
         ValueError: its values do not fit 16 bits, as a part of a sentence. A broken file raises what pillow raises.
@@ -152,7 +168,9 @@ def rgb_array(image: Image.Image) -> npt.NDArray[np.uint8]:
         values = np.asarray(image).astype(np.float64)
         if values.min(initial=0) < 0 or values.max(initial=0) > 65535:
             raise ValueError("it has values outside 0 to 65535, so convert it to 8 or 16 bits")
-        scale = 257 if values.max(initial=0) > 255 else 1
+        scale: float = 257 if values.max(initial=0) > 255 else 1
+        if bit_depth is not None:
+            scale = (2**bit_depth - 1) / 255
         gray = np.clip(np.rint(values / scale), 0, 255).astype(np.uint8)
         return np.repeat(gray[..., None], 3, axis=2)
     if image.mode == "F":

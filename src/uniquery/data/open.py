@@ -21,6 +21,7 @@ def open_data(
     allow_missing: bool = False,
     keep_empty: bool = True,
     ignore_crowd: bool = True,
+    bit_depth: int | None = None,
 ) -> CocoData:
     """COCO instances, or COCO panoptic segments if the annotations have 'segments_info'.
 
@@ -32,13 +33,15 @@ def open_data(
         allow_missing: whether `classes` may name some that the data does not have; they get no label.
         keep_empty: whether images without instances stay, as negatives.
         ignore_crowd: whether `load` marks crowd regions and void as not valid; otherwise they are background.
+        bit_depth: how many bits the values of 16-bit images use; None: as `read_image` finds them.
 
     Raises:
         DataError: anything that would make training go wrong, in one sentence.
     """
     tables = read_json(Path(annotations))
+    data: CocoData
     if has_segments(tables.get("annotations", [])):
-        return PanopticData(
+        data = PanopticData(
             annotations,
             images,
             pngs=pngs,
@@ -48,14 +51,17 @@ def open_data(
             ignore_crowd=ignore_crowd,
             tables=tables,
         )
-    if pngs is not None:
+    elif pngs is not None:
         raise DataError(f"{annotations} is not panoptic, it has no 'segments_info': leave out the folder {pngs}.")
-    return CocoData(
-        annotations,
-        images,
-        classes=classes,
-        allow_missing=allow_missing,
-        keep_empty=keep_empty,
-        ignore_crowd=ignore_crowd,
-        tables=tables,
-    )
+    else:
+        data = CocoData(
+            annotations,
+            images,
+            classes=classes,
+            allow_missing=allow_missing,
+            keep_empty=keep_empty,
+            ignore_crowd=ignore_crowd,
+            tables=tables,
+        )
+    data.bit_depth = bit_depth
+    return data

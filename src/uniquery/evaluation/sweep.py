@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from uniquery.data.augment import TestSize
@@ -27,10 +27,18 @@ def sweep_mask_thresholds(
     protocol: Protocol | None = None,
     workers: int = 0,
     progress: Progress = lambda *_: None,
+    on_unreadable: Callable[[str], object] | None = None,
 ) -> dict[float, Metrics]:
     """Mask metrics by mask threshold, from one pass over the data; see `predict_dataset` and `evaluate`."""
     results = predict_dataset(
-        model, data, classes, size, mask_thresholds=mask_thresholds, workers=workers, progress=progress
+        model,
+        data,
+        classes,
+        size,
+        mask_thresholds=mask_thresholds,
+        workers=workers,
+        progress=progress,
+        on_unreadable=on_unreadable,
     )
     truth = data.ground_truth()
     return {

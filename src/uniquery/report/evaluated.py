@@ -88,7 +88,8 @@ def read_evaluated(folder: Path, *, warn: Callable[[str], object] = warnings.war
         config, info = run.read_config(), read_model_info(folder)
         if config.data.val is None:
             return None
-        data = open_validation_data(config.data.val, [category.name for category in info.categories])
+        classes = [category.name for category in info.categories]
+        data = open_validation_data(config.data.val, classes, info.bit_depth)
         results = run.read_predictions()
         evaluated = EvaluatedRun(folder, config.seed, data, results, info.thresholds, config.eval.max_detections)
         if not evaluated.is_panoptic:

@@ -1,24 +1,30 @@
-"""Predictions of many image files, written as COCO json, label maps and overlays."""
+"""Predictions of many image files, written as COCO json, label maps, overlays and in formats of other tools."""
 
 from __future__ import annotations
 
 import glob
 import json
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import yaml
+
 from uniquery.data.images import SUFFIXES, read_image
 from uniquery.data.panoptic_json import encode_ids
 from uniquery.errors import DataError, UserError
+from uniquery.evaluation.formats import to_geojson, to_labelme, to_yolo
 from uniquery.evaluation.inference import Progress
 from uniquery.evaluation.panoptic_files import segment_info
 from uniquery.files import make_folder, write_atomically
 from uniquery.model import Model
 from uniquery.report.drawings import LabeledMask, label_map, labeled_masks, overlay, png_bytes
+from uniquery.structures import Instances
 
-Format = Literal["json", "png", "overlay"]
+Format = Literal["coco", "png", "overlay", "yolo", "labelme", "geojson"]
 FORMATS: tuple[Format, ...] = get_args(Format)
+DEFAULT_FORMATS: tuple[Format, ...] = ("coco", "png", "overlay")
 
 
 def find_images(inputs: Sequence[str | Path]) -> list[Path]:
@@ -52,7 +58,7 @@ def write_predictions(
     files: Sequence[Path],
     output: Path,
     *,
-    formats: Collection[Format] = FORMATS,
+    formats: Collection[Format] = DEFAULT_FORMATS,
     score_threshold: float | None = None,
     mask_threshold: float | None = None,
     short: int | None = None,
@@ -65,8 +71,10 @@ def write_predictions(
         model: what predicts.
         files: image files.
         output: the folder; made if missing.
-        formats: `json` writes COCO results (results.json) with their images and categories (images.json), `png` a
-            16-bit label map for each image, `overlay` each image with its instances drawn over it.
+        formats: `coco` writes COCO results (results.json) with their images and categories (images.json), `png` a
+            16-bit label map for each image, `overlay` each image with its instances drawn over it; `yolo`, `labelme`
+            and `geojson` a file for each image into the folder labels, labelme or geojson. YOLO's data.yaml names the
+            classes.
         score_threshold: as for `Model.predict`.
         mask_threshold: as for `Model.predict`.
         short: as for `Model.predict`.
@@ -86,7 +94,7 @@ def write_predictions(
     results: list[dict[str, Any]] = []
     for image_id, (file, name) in enumerate(zip(files, names, strict=True), start=1):
         try:
-            image = read_image(file)
+            image = read_image(file, model.info.bit_depth)
         except DataError as error:
             if on_unreadable is None or (image_id == len(files) and not images):  # none of them can be read
                 raise
@@ -102,12 +110,31 @@ def write_predictions(
             write_atomically(output / f"{name}.labels.png", png_bytes(label_map(masks, instances.size)))
         if "overlay" in formats:
             write_atomically(output / f"{name}.overlay.png", png_bytes(overlay(image, masks)))
+        _write_other_formats(instances, file, output, name, formats)
         progress(image_id, len(files))
-    if "json" in formats:
+    if "yolo" in formats:
+        content = {"train": "images", "names": dict(enumerate(model.classes))}
+        write_atomically(output / "data.yaml", yaml.safe_dump(content, allow_unicode=True))
+    if "coco" in formats:
         categories = [{"id": category.id, "name": category.name} for category in model.categories]
         write_atomically(output / "results.json", json.dumps(results))
         write_atomically(output / "images.json", json.dumps({"images": images, "categories": categories}))
     return len(results)
+
+
+def _write_other_formats(
+    instances: Instances, file: Path, output: Path, name: str, formats: Collection[Format]
+) -> None:
+    """The files of one image in the formats of other tools."""
+    if "yolo" in formats:
+        write_atomically(make_folder(output / "labels") / f"{name}.txt", to_yolo(instances))
+    if "labelme" in formats:
+        folder = make_folder(output / "labelme")
+        content = to_labelme(instances, os.path.relpath(file, folder))
+        write_atomically(folder / f"{name}.json", json.dumps(content, ensure_ascii=False))
+    if "geojson" in formats:
+        content = to_geojson(instances)
+        write_atomically(make_folder(output / "geojson") / f"{name}.geojson", json.dumps(content, ensure_ascii=False))
 
 
 def write_panoptic_predictions(
@@ -115,7 +142,7 @@ def write_panoptic_predictions(
     files: Sequence[Path],
     output: Path,
     *,
-    formats: Collection[Format] = FORMATS,
+    formats: Collection[Format] = DEFAULT_FORMATS,
     object_threshold: float | None = None,
     overlap_threshold: float | None = None,
     short: int | None = None,
@@ -128,7 +155,7 @@ def write_panoptic_predictions(
         model: what predicts.
         files: image files.
         output: the folder; made if missing.
-        formats: `json` writes COCO's panoptic.json, `png` its PNG files into the folder panoptic, `overlay` each image
+        formats: `coco` writes COCO's panoptic.json, `png` its PNG files into the folder panoptic, `overlay` each image
             with its segments drawn over it.
         object_threshold: as for `Model.predict_panoptic`.
         overlap_threshold: as for `Model.predict_panoptic`.
@@ -140,8 +167,12 @@ def write_panoptic_predictions(
         The number of segments.
 
     Raises:
-        UserError: the model predicts no stuff, a file cannot be read, or the folder not written.
+        UserError: the model predicts no stuff, a file cannot be read, the folder not written, or a format is for
+            instances only.
     """
+    if not set(formats) <= set(DEFAULT_FORMATS):
+        others = ", ".join(sorted(set(formats) - set(DEFAULT_FORMATS)))
+        raise UserError(f"{others} is for instances: with --panoptic there are {', '.join(DEFAULT_FORMATS)}.")
     make_folder(output)
     content: dict[str, list[dict[str, Any]]] = {
         "images": [],
@@ -151,7 +182,7 @@ def write_panoptic_predictions(
     category_ids = [category.id for category in model.categories]
     for image_id, (file, name) in enumerate(zip(files, _output_names(files), strict=True), start=1):
         try:
-            image = read_image(file)
+            image = read_image(file, model.info.bit_depth)
         except DataError as error:
             if on_unreadable is None or (image_id == len(files) and not content["images"]):
                 raise
@@ -176,7 +207,7 @@ def write_panoptic_predictions(
             ]
             write_atomically(output / f"{name}.overlay.png", png_bytes(overlay(image, masks)))
         progress(image_id, len(files))
-    if "json" in formats:
+    if "coco" in formats:
         write_atomically(output / "panoptic.json", json.dumps(content))
     return sum(len(entry["segments_info"]) for entry in content["annotations"])
 

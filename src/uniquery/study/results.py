@@ -183,7 +183,7 @@ def validation_data(run: PlannedRun) -> CocoData:
     """The data that a finished run was evaluated on."""
     assert run.config.data.val is not None
     classes = [category.name for category in read_model_info(RunFolder(run.config.folder).last).categories]
-    return open_validation_data(run.config.data.val, classes)
+    return open_validation_data(run.config.data.val, classes, run.config.data.bit_depth)
 
 
 def result_file(output: Path, run: PlannedRun) -> Path:

@@ -43,13 +43,14 @@ def load_splits(config: Config) -> tuple[Dataset, Dataset | None]:
             classes=data.classes,
             keep_empty=data.keep_empty,
             ignore_crowd=data.ignore_crowd,
+            bit_depth=data.bit_depth,
         )
         _check_panoptic(config, train_data, train_data)
         train_data.check_files_exist()
     if data.val is None:
         return train_data, None
     with hint_at_option("--val", data.val):
-        val = open_validation_data(data.val, train_data.classes)
+        val = open_validation_data(data.val, train_data.classes, data.bit_depth)
         _check_panoptic(config, train_data, val)
         val.check_files_exist()
     _check_protocol(val, config.eval)
@@ -123,7 +124,7 @@ def _check_protocol(val: Dataset, settings: EvalConfig) -> None:
         raise ConfigError(f"LVIS metrics need eval.backend hotcoco, not {settings.backend}; or use eval.protocol coco.")
 
 
-def open_validation_data(split: SplitConfig, classes: Sequence[str]) -> CocoData:
+def open_validation_data(split: SplitConfig, classes: Sequence[str], bit_depth: int | None = None) -> CocoData:
     """Validation data with those classes of a model that it has; the same object while the file is unchanged.
 
     So training, diagnosis and the pictures of the report parse it once.
@@ -132,12 +133,21 @@ def open_validation_data(split: SplitConfig, classes: Sequence[str]) -> CocoData
         DataError: something is wrong with the data.
     """
     modified = split.annotations.stat().st_mtime_ns if split.annotations.is_file() else None
-    return _open_cached(split, tuple(classes), modified)
+    return _open_cached(split, tuple(classes), bit_depth, modified)
 
 
 @lru_cache(maxsize=2)
-def _open_cached(split: SplitConfig, classes: tuple[str, ...], _modified: int | None) -> CocoData:
-    return open_data(split.annotations, split.images, pngs=split.panoptic_pngs, classes=classes, allow_missing=True)
+def _open_cached(
+    split: SplitConfig, classes: tuple[str, ...], bit_depth: int | None, _modified: int | None
+) -> CocoData:
+    return open_data(
+        split.annotations,
+        split.images,
+        pngs=split.panoptic_pngs,
+        classes=classes,
+        allow_missing=True,
+        bit_depth=bit_depth,
+    )
 
 
 def data_checksums(data: Dataset, val: Dataset | None) -> dict[str, int]:

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from uniquery.backbones import BackboneConfig
 from uniquery.data.augment import AnyAugmentation, Flip, ShortSide, TestSize
+from uniquery.data.images import MIN_BIT_DEPTH
 from uniquery.data.lvis import FederatedSettings
 from uniquery.data.sampling import RepeatFactor
 from uniquery.evaluation.protocol import Protocol
@@ -45,6 +46,13 @@ class DataConfig(Settings):
         (), description="pairs of classes that are mirror images, such as [[left_hand, right_hand]]: flips swap them"
     )
     test_size: TestSize = TestSize()
+    bit_depth: int | None = Field(
+        None,
+        ge=MIN_BIT_DEPTH,
+        le=16,
+        description="bits that the values of 16-bit images use: with 12, 4095 becomes white; None: all 16, or 8 if all "
+        "values of an image fit them",
+    )
     on_unreadable: Literal["stop", "skip"] = Field(
         "stop", description="what to do when an image cannot be read; skip: train on a random other image instead"
     )
@@ -123,6 +131,9 @@ class TrainConfig(Settings):
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
     eval_every: int | None = Field(None, gt=0, description="steps between evaluations; None: only at the end")
+    patience: int | None = Field(
+        None, gt=0, description="evaluations without a new best after which training stops; None: it goes to the end"
+    )
     save_every: int = Field(1000, gt=0, description="steps between checkpoints")
     save_minutes: float | None = Field(
         15.0, gt=0, description="minutes between checkpoints, if they pass before save_every steps; None: steps only"
@@ -139,6 +150,12 @@ class TrainConfig(Settings):
     def _steps_or_epochs(self) -> TrainConfig:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("give either epochs or steps")
+        return self
+
+    @model_validator(mode="after")
+    def _patience_is_possible(self) -> TrainConfig:
+        if self.patience is not None and self.eval_every is None:
+            raise ValueError("patience counts evaluations: give eval_every, the steps between them")
         return self
 
 

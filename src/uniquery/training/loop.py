@@ -13,7 +13,7 @@ from rich.progress import Progress
 
 from uniquery.data.batch import Batch
 from uniquery.data.dataset import Dataset
-from uniquery.errors import DataError
+from uniquery.errors import ConfigError, DataError
 from uniquery.parallel import any_rank, choose_device, get_rank, get_world_size
 from uniquery.signals import StopRequest, stop_requests
 from uniquery.training.batches import data_checksums, explain_killed_workers, load_splits, training_batches
@@ -59,6 +59,8 @@ def _train(config: Config, resume: Resume, console: Console) -> Path:
     is_resumed = should_resume(config, resume)
     torch.manual_seed(config.seed)
     data, val = load_splits(config)
+    if config.train.patience is not None and val is None:
+        raise ConfigError("train.patience needs validation data: give --val ANNOTATIONS IMAGES, or leave it out.")
     run = build_run(config, data, pretrained=not is_resumed)
     run.data_checksums = data_checksums(data, val)
     if is_resumed:
@@ -143,7 +145,8 @@ class Trainer:
                     if get_rank() == 0:
                         self.saver.save()  # an evaluation is long and may fail
                     self.evaluate(self.val)
-                is_done = self.run.step == self.run.steps or self.is_stopped()  # asked once: a signal may come any time
+                is_done = self.run.step == self.run.steps or self.is_out_of_patience()
+                is_done = is_done or self.is_stopped()  # asked once: a signal may come any time
                 if get_rank() == 0 and (is_done or self.saver.is_due()):
                     self.saver.save()
                 if is_done:
@@ -151,6 +154,21 @@ class Trainer:
                 self.step(batches)
         if self.stop:
             self._exit()
+
+    def is_out_of_patience(self) -> bool:
+        """Whether training stops early; only the first process knows the scores."""
+        run = self.run
+        if run.config.train.patience is None or run.eval_step != run.step:
+            return False
+        is_out = any_rank(get_rank() == 0 and run.is_out_of_patience, run.device)
+        if is_out:
+            count = f"{run.evals_since_best} evaluation{'s' * (run.evals_since_best > 1)}"
+            self.console.print(
+                f"step {run.step}: no new best in {count} (train.patience): training stops here instead of at step "
+                f"{run.steps}.",
+                soft_wrap=True,
+            )
+        return is_out
 
     def is_stopped(self) -> bool:
         """Whether any process got a signal; all processes stop after the same step."""

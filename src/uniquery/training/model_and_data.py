@@ -77,7 +77,12 @@ def open_model_and_data(
     model_classes = [category.name for category in info.categories]
     with hint_at_option("--data", split):
         dataset = open_data(
-            split.annotations, split.images, pngs=split.panoptic_pngs, classes=model_classes, allow_missing=True
+            split.annotations,
+            split.images,
+            pngs=split.panoptic_pngs,
+            classes=model_classes,
+            allow_missing=True,
+            bit_depth=info.bit_depth,
         )
         dataset.check_files_exist()
     if is_panoptic(dataset.categories) and not is_panoptic(info.categories):

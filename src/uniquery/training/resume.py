@@ -37,6 +37,7 @@ MAY_DIFFER_ON_RESUME = (
     "train.epochs",
     "train.batch_size",  # the images per step are compared when the checkpoint is loaded
     "train.accumulate",
+    "train.patience",
     "train.log_every",
     "train.save_every",
     "train.save_minutes",
@@ -118,8 +119,9 @@ def resume_run(run: TrainingRun, data: Dataset, console: Console) -> None:
     except (RuntimeError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"The checkpoint of {folder} does not fit this version of uniquery: {reason}.") from None
-    is_complete = run.step == run.steps
-    more = ": it is already complete. To train on, raise train.steps or train.epochs." if is_complete else ""
+    more = ": it is already complete. To train on, raise train.steps or train.epochs." if run.step == run.steps else ""
+    if run.step < run.steps and run.is_out_of_patience:
+        more = ": it stopped early. To train on, raise train.patience."
     console.print(f"Resuming {folder} from step {run.step}{more}")
     if run.steps > steps_before:
         console.print(

@@ -43,6 +43,7 @@ class TrainingRun:
         step: how many steps were trained so far.
         eval_step: the step of the last evaluation.
         best: the highest metric so far.
+        evals_since_best: evaluations after that of the highest metric.
         skipped: steps without an update, because a loss or gradient was not finite.
         loss_sums: sum of each loss since the last log line.
         loss_count: how many steps are in these sums.
@@ -61,6 +62,7 @@ class TrainingRun:
     step: int = 0
     eval_step: int = 0
     best: float = -math.inf
+    evals_since_best: int = 0
     skipped: int = 0
     loss_sums: dict[str, Tensor] = field(default_factory=dict)
     loss_count: int = 0
@@ -70,6 +72,12 @@ class TrainingRun:
     def folder(self) -> RunFolder:
         """The folder of the run."""
         return RunFolder(self.config.folder)
+
+    @property
+    def is_out_of_patience(self) -> bool:
+        """Whether it was just evaluated, and too many evaluations brought no new best; known to the first process."""
+        patience = self.config.train.patience
+        return patience is not None and self.eval_step == self.step and self.evals_since_best >= patience
 
     def eval_state_dict(self) -> dict[str, Tensor]:
         """The weights that are evaluated and saved as the model: the EMA if there is one."""
@@ -86,6 +94,7 @@ class TrainingRun:
             "step": self.step,
             "eval_step": self.eval_step,
             "best": None if math.isinf(self.best) else self.best,
+            "evals_since_best": self.evals_since_best,
             "skipped": self.skipped,
             "loss_count": self.loss_count,
             "data_checksums": self.data_checksums,
@@ -118,6 +127,7 @@ class TrainingRun:
         self.loss_sums = {k: v.to(self.device) for k, v in strip_prefix(saved.tensors, "loss_sums/").items()}
         self.step, self.eval_step = values["step"], values["eval_step"]
         self.best = -math.inf if values["best"] is None else values["best"]
+        self.evals_since_best = values.get("evals_since_best", 0)  # checkpoints of version 0.1.0 do not have it
         self.skipped, self.loss_count = values["skipped"], values["loss_count"]
         if self.ema:
             self.ema.state = {k: v.to(self.device) for k, v in strip_prefix(saved.tensors, "ema/").items()}
@@ -128,7 +138,8 @@ def build_run(config: Config, data: Dataset, *, pretrained: bool = True) -> Trai
     """A run at its first step; `pretrained=False` if a checkpoint will replace all weights."""
     settings = config.train
     device = choose_device(settings.device)
-    info = ModelInfo(config.model, config.backbone, tuple(data.categories), config.data.test_size)
+    categories, bit_depth = tuple(data.categories), config.data.bit_depth
+    info = ModelInfo(config.model, config.backbone, categories, config.data.test_size, bit_depth=bit_depth)
     model = build_segmenter(config.model, config.backbone, len(data.categories), pretrained=pretrained).to(device)
     images = images_per_step(config)
     steps = count_steps(settings, images_per_epoch(data, config.data.sampling), images)

@@ -73,7 +73,7 @@ def print_summary(run: TrainingRun, data: Dataset, val: Dataset | None, console:
         *length_warnings(run, data),
         *_flip_warnings(run.config, data),
         *_warnings(run.config, data),
-        *_bit_warnings(data),
+        *_bit_warnings(data, run.config.data.bit_depth),
     ]:
         console.print(f"[yellow]warning:[/] {escape(warning)}")
 
@@ -114,13 +114,13 @@ def _flip_warnings(config: Config, data: Dataset) -> list[str]:
     ]
 
 
-def _bit_warnings(data: Dataset) -> list[str]:
-    """16-bit images that use a small part of their range, looked for in some of the images."""
+def _bit_warnings(data: Dataset, bit_depth: int | None) -> list[str]:
+    """16-bit images that use a small part of their range, or more than data.bit_depth; looks at some of the images."""
     maxima = []
     for index in range(0, len(data), max(1, len(data) // SOME_IMAGES)):
         with suppress(DataError):  # training meets it later
             maxima.append(sixteen_bit_maximum(data.path(index)))
-    sentence = unused_bits([largest for largest in maxima if largest is not None])
+    sentence = unused_bits([largest for largest in maxima if largest is not None], bit_depth)
     return [sentence] if sentence else []
 
 

@@ -54,7 +54,9 @@ def evaluate_run(run: TrainingRun, val: Dataset, log: MetricsLog, console: Conso
     )
     values = {name: value for name, value in metrics.values.items() if name.startswith(metrics.headline)}
     console.print(f"step {run.step}: " + "  ".join(f"{name} {format_percent(v, 1)}" for name, v in values.items()))
+    run.evals_since_best += 1
     if metrics.score is None or metrics.score > run.best:
+        run.evals_since_best = 0
         if metrics.score is not None:
             score = f"{metrics.headline} {format_percent(metrics.score, 1)}"
             console.print(f"step {run.step}: new best {score}, saved in {run.folder.best}", soft_wrap=True)

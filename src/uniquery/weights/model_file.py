@@ -56,6 +56,7 @@ class ModelInfo:
         categories: ids and names of the classes, in the order of the model's labels.
         test_size: the image size of its evaluation.
         thresholds: which of its predictions to keep; None if they were not chosen.
+        bit_depth: how many bits the values of 16-bit images use; None: as `read_image` finds them.
     """
 
     model: SegmenterConfig
@@ -63,10 +64,12 @@ class ModelInfo:
     categories: tuple[Category, ...]
     test_size: TestSize
     thresholds: Thresholds | None = None
+    bit_depth: int | None = None
 
     def to_metadata(self) -> dict[str, str]:
         """The header of a safetensors file, which is text only."""
         chosen = {"thresholds": json.dumps(asdict(self.thresholds))} if self.thresholds else {}
+        depth = {} if self.bit_depth is None else {"bit_depth": str(self.bit_depth)}
         return {
             "format": FORMAT,
             "model": self.model.model_dump_json(),
@@ -74,6 +77,7 @@ class ModelInfo:
             "categories": json.dumps([_category_fields(c) for c in self.categories]),
             "test_size": self.test_size.model_dump_json(),
             **chosen,
+            **depth,
         }
 
     @classmethod
@@ -85,6 +89,7 @@ class ModelInfo:
             tuple(_category(fields) for fields in json.loads(metadata["categories"])),
             TestSize.model_validate_json(metadata["test_size"]),
             _thresholds(metadata["thresholds"]) if "thresholds" in metadata else None,
+            int(metadata["bit_depth"]) if "bit_depth" in metadata else None,
         )
 
 

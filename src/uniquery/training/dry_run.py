@@ -15,6 +15,7 @@ from torch import Tensor
 
 from uniquery.data.batch import Batch, EvaluationSamples, LoadedSample, TrainingSamples, collate
 from uniquery.data.dataset import Dataset, is_panoptic
+from uniquery.data.sampling import images_per_epoch
 from uniquery.errors import DataError
 from uniquery.evaluation.inference import forward_passes
 from uniquery.parallel import choose_device, get_world_size
@@ -26,7 +27,7 @@ from uniquery.training.memory_use import available_memory, limited_to_available,
 from uniquery.training.out_of_memory import describe_batch, explain_out_of_memory
 from uniquery.training.phase_clock import PhaseClock
 from uniquery.training.resume import Resume, should_resume
-from uniquery.training.run import TrainingRun, build_run
+from uniquery.training.run import TrainingRun, build_run, count_steps, images_per_step
 from uniquery.training.step import compute_gradients, update_weights
 from uniquery.weights.model_file import load_matching_weights
 
@@ -92,27 +93,40 @@ class Forecast:
         return self.training_seconds + self.evaluation_seconds
 
 
-def dry_run(config: Config, *, resume: Resume = False, pretrained: bool = True) -> Forecast:
+def dry_run(config: Config, *, resume: Resume = False) -> Forecast:
     """Loads the data, builds the model, and runs the hardest steps and predictions of a run; nothing is written.
 
     Args:
         config: the experiment.
         resume: as for `train`: without it, a folder that holds a run is an error.
-        pretrained: whether to load the backbone's weights, so that it fails early without them.
 
     Raises:
         UserError: what would stop the run: configuration, data, weights or folder are wrong, or memory ran out.
     """
     with process_group(choose_device(config.train.device)):
         should_resume(config, resume)
-        torch.manual_seed(config.seed)
         data, val = load_splits(config)
-        run = build_run(_with_all_detections(config), data, pretrained=pretrained)
-        if pretrained and config.train.init_from:
-            load_matching_weights(run.model, config.train.init_from)
-        measured = measure(run, data, val)
-    evaluations = count_evaluations(config, run.steps) if val is not None else 0
-    return Forecast(measured, run.steps, evaluations, len(val) if val is not None else 0)
+        measured = measure_config(config, data, val, pretrained=True)
+        images = images_per_step(config)
+    steps = count_steps(config.train, images_per_epoch(data, config.data.sampling), images)
+    evaluations = count_evaluations(config, steps) if val is not None else 0
+    return Forecast(measured, steps, evaluations, len(val) if val is not None else 0)
+
+
+def measure_config(config: Config, data: Dataset, val: Dataset | None, *, pretrained: bool = False) -> Measurement:
+    """Builds the model of an experiment and measures it on data.
+
+    Args:
+        config: the experiment.
+        data: training data.
+        val: validation data, if there is any.
+        pretrained: whether to load the backbone's weights and `train.init_from`.
+    """
+    torch.manual_seed(config.seed)
+    run = build_run(_with_all_detections(config), data, pretrained=pretrained)
+    if pretrained and config.train.init_from:
+        load_matching_weights(run.model, config.train.init_from)
+    return measure(run, data, val)
 
 
 def count_evaluations(config: Config, steps: int) -> int:

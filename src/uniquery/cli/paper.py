@@ -80,9 +80,10 @@ def _print_row(console: Console, args: argparse.Namespace) -> None:
     batch = split_batch(config, processes).train.batch_size
     figures = ", ".join(f"{name} {figure:g}" for name, figure in zip(table.metrics, row.figures, strict=True))
     source = config_name(args.table, args.row)
+    length = f"{config.train.steps} steps" if config.train.steps else f"{config.train.epochs:g} epochs"
     lines = {
         "table": table.title,
-        "row": ", ".join(part for part in (row.method, row.backbone, f"{config.train.epochs:g} epochs") if part),
+        "row": ", ".join(part for part in (row.method, row.backbone, length) if part),
         "paper": figures,
         "configuration": source,
         "data": f"{data.title}: {_files(config)}",

@@ -21,6 +21,7 @@ def open_data(
     allow_missing: bool = False,
     keep_empty: bool = True,
     ignore_crowd: bool = True,
+    needs_annotations: bool = True,
 ) -> CocoData:
     """COCO instances, or COCO panoptic segments if the annotations have 'segments_info'.
 
@@ -32,11 +33,14 @@ def open_data(
         allow_missing: whether `classes` may name some that the data does not have; they get no label.
         keep_empty: whether images without instances stay, as negatives.
         ignore_crowd: whether `load` marks crowd regions and void as not valid; otherwise they are background.
+        needs_annotations: False accepts a json without 'annotations', such as that of COCO test-dev.
 
     Raises:
         DataError: anything that would make training go wrong, in one sentence.
     """
     tables = read_json(Path(annotations))
+    if not needs_annotations:
+        tables.setdefault("annotations", [])
     if has_segments(tables.get("annotations", [])):
         return PanopticData(
             annotations,

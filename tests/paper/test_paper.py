@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import yaml
 
 from uniquery import paper as module
 from uniquery.cli import build_parser, main
@@ -82,7 +81,7 @@ class TestRows:
         jitter = swin.data.augment[0]
         assert (jitter.range, jitter.size) == ((0.1, 2.0), 1024)
         inter = load_config("paper/table3/both").querying.inter
-        assert (inter.capacity, inter.sampling.count, inter.loss.name) == (100_000, 50, "focal")
+        assert (inter.capacity, inter.sampling.name, inter.loss.name) == (100_000, "instance_balanced", "focal")
         assert (inter.loss.alpha, inter.loss.gamma) == (0.1, 2.5)
         assert load_config("paper/table3/both").querying.equivariance.weight == 3
 
@@ -114,7 +113,7 @@ class TestFigures:
         "name", ["table3", "table4a", "table4b", "table4c", "table4d", "table4e", "transformations"]
     )
     def test_are_those_of_the_studies(self, name):
-        known = {row.figures[0] for row in TABLES[name].rows}
+        known = {row.figures[0] for row in (*TABLES[name].rows, TABLES["table3"].row("base"))}
         assert {variant.paper["AP"] for variant in read_study(name).variants.values()} <= known
 
 
@@ -178,7 +177,7 @@ class TestForecast:
 
     @pytest.mark.parametrize(("row", "processes"), [("solov2-r50", 3), ("solov2-r50-ours", 16)])
     def test_a_batch_that_cannot_be_split_is_an_error(self, row, processes):
-        with pytest.raises(ConfigError, match="cannot be divided among .* possible numbers: 1, 2, 4, 8"):
+        with pytest.raises(ConfigError, match=r"cannot be divided among .* possible numbers: 1, 2, 4, 8"):
             split_batch(row_config("table1", row), processes)
 
     @pytest.mark.parametrize(
@@ -289,17 +288,6 @@ class TestCommand:
 
     def test_configurations_are_listed_with_their_figures_only_here(self, capsys):
         assert main(["config", "list"]) == 0
-        printed = capsys.readouterr().out
+        printed = " ".join(capsys.readouterr().out.split())
         assert "table4a" not in printed
         assert "uniquery paper" in printed
-
-
-def test_recipes_are_yaml_without_repeated_settings():
-    """No row repeats what its base has."""
-    for table, row in ROWS:
-        file = shipped_configs()[config_name(table, row)]
-        content = yaml.safe_load(file.read_text())
-        base = load_config(content["base"]).model_dump(mode="json")
-        for key, value in content.items():
-            if key not in ("base", "name") and not isinstance(value, dict):
-                assert base[key] != value, (table, row, key)

@@ -142,8 +142,8 @@ class TestMemory:
     def test_peak_of_a_step_is_seen(self):
         reset_peak_memory(CPU)
         before = peak_memory(CPU)
-        torch.ones(100_000_000, dtype=torch.uint8).sum()
-        assert 80e6 < peak_memory(CPU) - before < 300e6
+        torch.ones(50_000_000)  # 200 MB
+        assert 180e6 < peak_memory(CPU) - before < 300e6
 
     def test_available_is_less_than_all_there_is(self):
         available = available_memory(CPU)
@@ -229,7 +229,7 @@ class TestCommand:
 
     def test_out_of_memory_in_the_evaluation(self, config, monkeypatch):
         monkeypatch.setattr("uniquery.segmenters.condinst.CondInst.predict", lambda *_, **__: torch.empty(2**58))
-        with pytest.raises(UserError, match="in the evaluation .* a smaller data.test_size"):
+        with pytest.raises(UserError, match=r"in the evaluation .* a smaller data\.test_size"):
             dry_run(config)
 
     def test_fails_like_the_run_would(self, tmp_path, scenes, capsys):

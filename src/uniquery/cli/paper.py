@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
     for name in [args.table] if args.table else paper.tables:
         _print_table(console, name, paper.table(name), paper.data[paper.table(name).data].title)
     console.print(
-        "–: not measured. The commands of a row: uniquery paper TABLE --row ROW; with --dry-run also its memory and time.",
+        "–: not measured. The commands of a row: uniquery paper TABLE --row ROW; with --dry-run its memory and time.",
         soft_wrap=True,
         highlight=False,
     )

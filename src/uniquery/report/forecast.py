@@ -18,10 +18,10 @@ def forecast_lines(forecast: Forecast) -> list[str]:
         f"training: {forecast.steps} steps × {measured.step_seconds:.3g} s = {duration(forecast.training_seconds)}",
     ]
     if measured.image_seconds is not None:
-        shared = f" / {measured.processes} processes" if measured.processes > 1 else ""
+        images = f"{forecast.val_images} images" + (f" / {measured.processes}" if measured.processes > 1 else "")
         lines.append(
-            f"evaluation: {forecast.evaluations} × {forecast.val_images} images × {measured.image_seconds:.3g} s{shared}"
-            f" = at most {duration(forecast.evaluation_seconds)}"
+            f"evaluation: {forecast.evaluations} × {images} × {measured.image_seconds:.3g} s = at most "
+            f"{duration(forecast.evaluation_seconds)}"
         )
     lines.append(f"total: {duration(forecast.seconds)}")
     if measured.available_memory is not None and measured.peak_memory > _FULL * measured.available_memory:

@@ -83,7 +83,7 @@ def _print_row(console: Console, args: argparse.Namespace) -> None:
     length = f"{config.train.steps} steps" if config.train.steps else f"{config.train.epochs:g} epochs"
     lines = {
         "table": table.title,
-        "row": ", ".join(part for part in (row.method, row.backbone, length) if part),
+        "row": f"{row.method} ({config.model.name}, {config.backbone.name}, {length})",
         "paper": figures,
         "configuration": source,
         "data": f"{data.title}: {_files(config)}",

@@ -19,8 +19,8 @@ from uniquery.training.run import build_run
 from uniquery.training.step import compute_gradients, update_weights
 
 SIZE = 128
-# Only the sizes of images and batch, the length and the weights differ from the recipe, never the model. The run is long
-# enough for the recipe's warm-up: without it, and with random weights, the first update of SGD would be too large.
+# Only the sizes of images and batch, the length and the weights differ from the recipe, never the model. The run is
+# long enough for the recipe's warm-up: without it, the first update of random weights by SGD would be too large.
 CHANGES = [
     "backbone.weights=random",
     "data.augment=[{op: flip}, {op: scale_jitter, range: [0.9, 1.1], size: 128}]",

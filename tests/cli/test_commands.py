@@ -63,6 +63,7 @@ def test_every_command_has_help_with_an_example(capsys):
         "predict",
         "diagnose",
         "study",
+        "paper",
         "report",
         "config show",
         "config explain",
@@ -93,7 +94,8 @@ def test_every_option_has_a_help_sentence_and_says_its_default(name):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], [], ["config", "list"], *([name, "--help"] for name in COMMANDS)]
+    "arguments",
+    [["--help"], ["--version"], [], ["config", "list"], ["paper"], *([name, "--help"] for name in COMMANDS)],
 )
 def test_what_needs_no_command_does_not_import_torch(arguments):
     code = f"""

@@ -136,7 +136,7 @@ class TestProtocol:
     def test_coco_data_is_a_data_set(self, tmp_path):
         data: Dataset = changed_set(tmp_path, lambda c: None)
         members = [name for name in vars(Dataset) if not name.startswith("_")]
-        assert len(members) == 16
+        assert len(members) == 17
         assert all(hasattr(data, name) for name in members)
         assert isinstance(data.ground_truth(), GroundTruth)
 

@@ -12,7 +12,7 @@ from uniquery.errors import ConfigError
 from uniquery.querying import PRESETS, EquivarianceSettings, InterSceneSettings, PairLoss, QueryingSettings
 from uniquery.segmenters import DEFAULT_SEGMENTER
 from uniquery.training.config import Config, load_config, parse_config, to_yaml
-from uniquery.training.config_files import merge, read_with_bases, shipped_configs
+from uniquery.training.config_files import PAPER, merge, read_with_bases, shipped_configs
 
 # The shipped configurations that have a base, written out in full.
 IN_FULL = {
@@ -440,7 +440,7 @@ def refused(file: Path, overrides=()) -> str:
 class TestShipped:
     def test_those_with_a_base_are_what_they_are_in_full(self):
         with_base = [name for name, file in shipped_configs().items() if "base" in yaml.safe_load(file.read_text())]
-        assert set(with_base) == set(IN_FULL)
+        assert {name for name in with_base if not name.startswith(f"{PAPER}/")} == set(IN_FULL)
         for name, text in IN_FULL.items():
             assert load_config(name) == parse_config(yaml.safe_load(text), where=name), name
 

@@ -25,6 +25,7 @@ COMMANDS = {
     "predict": "find instances in images: COCO json, label maps, overlays",
     "diagnose": "measure how queries respond to other images, and how well predictions follow transformations",
     "study": "train variants of a setting with several seeds, and say whether they help, with intervals",
+    "paper": "list the rows of the paper's tables with their figures, and print the commands of a row",
     "report": "write one html page of curves, tables and pictures of a run, or compare several runs",
     "config": "show or list configurations",
     "data": "import, split, make, check or preview data",

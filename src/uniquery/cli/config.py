@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from uniquery.cli.options import add_set, command
-from uniquery.training.config_files import shipped_configs
+from uniquery.training.config_files import PAPER, shipped_configs
 
 
 def add_parser(commands: Any) -> None:
@@ -64,6 +64,9 @@ def run_show(args: argparse.Namespace) -> None:
 def run_list(_: argparse.Namespace) -> None:
     table = Table("name", "what it is", box=None)
     for name, path in shipped_configs().items():
+        if name.startswith(f"{PAPER}/"):  # listed with their figures by `uniquery paper`
+            continue
         first = path.read_text().partition("\n")[0]
         table.add_row(name, first.removeprefix("#").strip())
+    table.add_row(f"{PAPER}/…", "The rows of the paper's tables: uniquery paper")
     Console().print(table)

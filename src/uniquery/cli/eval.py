@@ -92,7 +92,12 @@ def add_parser(commands: Any) -> None:
         help="find the mask threshold and a score threshold for each class, and store them in the model file, where "
         "predict finds them: best-f1, or for example precision=0.95 (default: not chosen)",
     )
-    parser.add_argument("--save", type=Path, help="write the results as COCO json (default: not written)")
+    parser.add_argument(
+        "--save",
+        type=Path,
+        help="write the results as COCO json; a name that ends in .zip: as the zip that the COCO server takes "
+        "(default: not written)",
+    )
     parser.add_argument("--json", type=Path, help="write the metrics as json (default: not written)")
     add_device(parser)
     parser.add_argument(
@@ -117,7 +122,9 @@ def run(args: argparse.Namespace) -> int:
     rule = read_rule(args)
     if args.pngs and not args.data:
         raise UserError("--pngs is the folder of --data: add --data ANNOTATIONS IMAGES.")
-    trained = open_model_and_data(args.model, args.data, choose_device(args.device), pngs=args.pngs)
+    trained = open_model_and_data(
+        args.model, args.data, choose_device(args.device), pngs=args.pngs, needs_annotations=args.save is None
+    )
     unreadable = UnreadableFiles(len(trained.data))
     if trained.is_panoptic:
         _evaluate_panoptic(console, args, trained, unreadable)
@@ -204,6 +211,7 @@ def _check_panoptic_options(args: argparse.Namespace) -> None:
         "--mask-threshold": args.mask_threshold is not None,
         "--sweep-threshold": args.sweep_threshold,
         "--choose-thresholds": args.choose_thresholds is not None,
+        "--save with the ending .zip": args.save is not None and args.save.suffix == ".zip",
     }
     given = [name for name, is_given in options.items() if is_given]
     if given:
@@ -258,8 +266,22 @@ def _evaluate(console: Console, args: argparse.Namespace, trained: ModelAndData,
             on_unreadable=unreadable.add,
         ).values()
     if args.save:
-        write_atomically(args.save, json.dumps(results))
-    _report(console, args, _score(args, trained.data.ground_truth(), results, trained))
+        _save(console, args.save, results, trained)
+    truth = trained.data.ground_truth()
+    if args.save and not truth.annotations:
+        console.print(f"{truth.source} has no annotations: nothing is scored.", soft_wrap=True)
+        return
+    _report(console, args, _score(args, truth, results, trained))
+
+
+def _save(console: Console, path: Path, results: list[Row], trained: ModelAndData) -> None:
+    from uniquery.evaluation.submission import write_submission
+
+    if path.suffix == ".zip":
+        path = write_submission(path, results, trained.data.annotations)
+        console.print(f"Masks for the evaluation server are in {path}.", soft_wrap=True)
+    else:
+        write_atomically(path, json.dumps(results))
 
 
 def _score(

@@ -51,6 +51,11 @@ def add_parser(commands: Any) -> None:
         choices=("must", "auto"),
         help="continue from the last checkpoint; auto: if there is one (default: start a new run)",
     )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="run a few steps on the most crowded and the largest images, print memory and time, and write nothing",
+    )
     add_set(parser)
 
 
@@ -119,6 +124,21 @@ def run(args: argparse.Namespace) -> None:
     console = Console()
     config = _load_config(args)
     resume: Resume = "auto" if args.resume == "auto" else args.resume is not None
+    if args.dry_run:
+        _dry_run(console, config, resume)
+        return
     folder = train(config, resume=resume, console=console, warn=print_warning)
     if is_main_process():
         console.print(f"Everything is in {folder}; open {RunFolder(folder).report_file} in a browser.", soft_wrap=True)
+
+
+def _dry_run(console: Console, config: Config, resume: Resume) -> None:
+    from uniquery.report.forecast import forecast_lines
+    from uniquery.training.distributed import is_main_process
+    from uniquery.training.dry_run import dry_run
+
+    with console.status("measuring a few steps and predictions"):
+        forecast = dry_run(config, resume=resume)
+    if is_main_process():
+        for line in forecast_lines(forecast):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)

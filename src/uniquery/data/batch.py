@@ -156,7 +156,7 @@ class EvaluationSamples(torch_data.Dataset["LoadedSample | DataError"]):
     ) -> None:
         self.data, self.short, self.longest = data, short, longest
         self.skip_unreadable = skip_unreadable
-        self.indices = range(rank, len(data), ranks)
+        self.indices: Sequence[int] = range(rank, len(data), ranks)
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -98,6 +98,10 @@ class Dataset(Protocol):
         """(I,) int64, as in the annotations."""
 
     @property
+    def sizes(self) -> Tensor:
+        """(I, 2) int64, height and width of each image."""
+
+    @property
     def warnings(self) -> Sequence[str]:
         """What is wrong with the data but does not stop training, one sentence each."""
 

@@ -22,6 +22,7 @@ def open_data(
     keep_empty: bool = True,
     ignore_crowd: bool = True,
     bit_depth: int | None = None,
+    needs_annotations: bool = True,
 ) -> CocoData:
     """COCO instances, or COCO panoptic segments if the annotations have 'segments_info'.
 
@@ -34,12 +35,15 @@ def open_data(
         keep_empty: whether images without instances stay, as negatives.
         ignore_crowd: whether `load` marks crowd regions and void as not valid; otherwise they are background.
         bit_depth: how many bits the values of 16-bit images use; None: as `read_image` finds them.
+        needs_annotations: False accepts a json without 'annotations', such as that of COCO test-dev.
 
     Raises:
         DataError: anything that would make training go wrong, in one sentence.
     """
     tables = read_json(Path(annotations))
     data: CocoData
+    if not needs_annotations:
+        tables.setdefault("annotations", [])
     if has_segments(tables.get("annotations", [])):
         data = PanopticData(
             annotations,

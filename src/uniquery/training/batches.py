@@ -176,14 +176,7 @@ def training_batches(
         factors=repeat_factors(data, run.config.data.sampling),
     )
     loader: DataLoader[Any] = DataLoader(
-        TrainingSamples(
-            data,
-            run.config.data.augment,
-            run.config.seed,
-            federated=run.config.data.federated,
-            skip_unreadable=run.config.data.on_unreadable == "skip",
-            mirrored=mirrored_labels(data.classes, run.config.data.flip_pairs),
-        ),
+        training_samples(run, data),
         batch_sampler=sampler,
         num_workers=run.config.data.workers if workers is None else workers,
         collate_fn=collate,
@@ -192,6 +185,19 @@ def training_batches(
         generator=torch.Generator(),  # otherwise the loader draws its base seed from the global generator
     )
     yield from raise_errors(loader)
+
+
+def training_samples(run: TrainingRun, data: Dataset) -> TrainingSamples:
+    """The augmented samples that a run trains on."""
+    settings = run.config.data
+    return TrainingSamples(
+        data,
+        settings.augment,
+        run.config.seed,
+        federated=settings.federated,
+        skip_unreadable=settings.on_unreadable == "skip",
+        mirrored=mirrored_labels(data.classes, settings.flip_pairs),
+    )
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import yaml
 
 from uniquery.errors import ConfigError, did_you_mean
 
-STUDIES = "studies"  # subfolder of the configurations
+STUDIES, PAPER = "studies", "paper"  # subfolders of the configurations
 
 Tables = dict[str, Any]
 Override = str | tuple[str, Any]  # "a.b=c" with a yaml value, or the key and the value

@@ -54,6 +54,7 @@ def open_model_and_data(
     device: torch.device | str = "cpu",
     *,
     pngs: Path | None = None,
+    needs_annotations: bool = True,
 ) -> ModelAndData:
     """Loads a model and the data to measure it on.
 
@@ -62,6 +63,7 @@ def open_model_and_data(
         data: annotations and image folder; by default the validation data of the model's run.
         device: where the model goes.
         pngs: the folder of panoptic PNG files of `data`; None: the path of the json without its ending.
+        needs_annotations: False accepts a json without 'annotations', such as that of COCO test-dev.
 
     Raises:
         UserError: something cannot be read, the classes do not fit, or there is no data.
@@ -83,6 +85,7 @@ def open_model_and_data(
             classes=model_classes,
             allow_missing=True,
             bit_depth=info.bit_depth,
+            needs_annotations=needs_annotations,
         )
         dataset.check_files_exist()
     if is_panoptic(dataset.categories) and not is_panoptic(info.categories):

@@ -76,12 +76,15 @@ def _advice_for_training(config: Config) -> list[str]:
     if smaller:
         accumulate = settings.accumulate * settings.batch_size // smaller[-1]
         first = f"train.batch_size={smaller[-1]} with train.accumulate={accumulate}, as many images in one update"
+    sizes: tuple[str, ...] = ("smaller sizes in data.augment",)
     options = {
         "train.precision=bfloat16": settings.precision == "float32",
         "backbone.checkpoint_gradients=true": not config.backbone.checkpoint_gradients,
         "a smaller backbone": config.backbone.checkpoint_gradients,
     }
-    return [first, "smaller sizes in data.augment", " or ".join(name for name, is_open in options.items() if is_open)]
+    if config.querying.inter and config.querying.inter.capacity:
+        sizes = "smaller sizes in data.augment", "a smaller querying.inter.capacity"
+    return [first, *sizes, " or ".join(name for name, is_open in options.items() if is_open)]
 
 
 def _advice_for_evaluation(config: Config) -> list[str]:

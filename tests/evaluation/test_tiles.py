@@ -99,7 +99,7 @@ class TestJoining:
         assert disagreement(find_gray(image), tiled(image, Tiling(64))) == 0
 
     def test_classes_are_not_joined(self):
-        image = np.zeros((64, 120, 3), np.uint8)
+        image = np.zeros((64, 100, 3), np.uint8)
         image[20:40, 30:90] = 8
         calls = []
 
@@ -111,8 +111,8 @@ class TestJoining:
         assert len(tiled(image, Tiling(64), disagreeing)) == 2
 
     def test_a_part_that_only_the_wrong_tile_sees_is_left_out(self):
-        image = np.zeros((64, 120, 3), np.uint8)
-        image[20:40, 58:72] = 8  # most of it beyond the core of the first tile
+        image = np.zeros((64, 100, 3), np.uint8)
+        image[20:40, 48:72] = 8  # most of it beyond the core of the first tile
         calls = []
 
         def only_first(array):

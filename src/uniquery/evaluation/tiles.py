@@ -10,7 +10,7 @@ Masks are held as windows and run lengths, so memory is that of one tile, and so
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -162,7 +162,9 @@ def predict_tiles(
         instances = predict(image.read(tile.box[0], tile.box[1], tiling.side))
         fragments.append(list(_fragments(tile, instances)))
         progress(done, len(tiles))
-    return replace(_joined(fragments, image.size), classes=instances.classes, category_ids=instances.category_ids)
+    return replace(
+        _joined(fragments, tiles, image.size), classes=instances.classes, category_ids=instances.category_ids
+    )
 
 
 def _fragments(tile: Tile, instances: Instances) -> Iterator[Fragment]:
@@ -176,22 +178,37 @@ def _fragments(tile: Tile, instances: Instances) -> Iterator[Fragment]:
             yield Fragment(tile, score, label, box, rle.encode(bitmap[top:bottom, left:right]))
 
 
-def _joined(fragments: Sequence[Sequence[Fragment]], size: tuple[int, int]) -> Instances:
+def _joined(fragments: Sequence[Sequence[Fragment]], tiles: Sequence[Tile], size: tuple[int, int]) -> Instances:
     """Instances from the fragments of all tiles."""
     scores, labels, rles = [], [], []
+    cores = {(tile.row, tile.column): tile.core for tile in tiles}
     for group in join(fragments):
+        if len(group) == 1 and not _sees_most(group[0], cores):
+            continue
         in_core = [fragment.runs(size, fragment.tile.core) for fragment in group]
         area = [int((runs[:, 1] - runs[:, 0]).sum()) for runs in in_core]
         largest = int(np.argmax(area))
-        whole = group[largest].runs(size)
-        if len(group) == 1 and 2 * area[0] < int((whole[:, 1] - whole[:, 0]).sum()):
-            continue  # most of it is in the core of a tile that does not see it
-        merged = union(in_core if len(group) > 1 and max(area) else [whole])
+        merged = union(in_core if len(group) > 1 and max(area) else [group[largest].runs(size)])
         scores.append(group[largest].score)
         labels.append(group[largest].label)
         rles.append(encode_runs(merged, size))
     found = Instances(torch.tensor(scores), torch.tensor(labels, dtype=torch.int64), rle_boxes(rles), rles, size)
     return found[found.scores.argsort(descending=True, stable=True)]
+
+
+def _sees_most(fragment: Fragment, cores: Mapping[tuple[int, int], Box]) -> bool:
+    """Whether no other tile's core has more of an instance."""
+    row, column, bitmap = fragment.tile.row, fragment.tile.column, fragment.inside(fragment.box)
+
+    def area_in(core: Box | None) -> int:
+        part = core and intersection(fragment.box, core)
+        if not part:
+            return 0
+        x, y = fragment.box[:2]
+        return int(bitmap[part[1] - y : part[3] - y, part[0] - x : part[2] - x].sum())
+
+    near = itertools.product(range(row - 2, row + 3), range(column - 2, column + 3))  # no pixel has more tiles
+    return area_in(fragment.tile.core) >= max(area_in(cores.get(place)) for place in near)
 
 
 def join(fragments: Sequence[Sequence[Fragment]]) -> list[list[Fragment]]:

@@ -70,8 +70,8 @@ def repeat_border(x: Tensor, sizes: Sizes, stride: int) -> Tensor:
     if isinstance(sizes, Tensor):
         last = valid_extents(sizes, stride, (height, width)) - 1  # (B, 2)
         row, column = (torch.arange(n, device=x.device).minimum(last[:, i, None]) for i, n in enumerate(x.shape[-2:]))
-        x = x.gather(2, row[:, None, :, None].expand(-1, x.shape[1], -1, width))
-        return x.gather(3, column[:, None, None].expand(-1, x.shape[1], height, -1))
+        x = x.gather(2, row[:, None, :, None].expand_as(x))
+        return x.gather(3, column[:, None, None].expand_as(x))
     if valid_cells(sizes, stride, x) is None:
         return x
     filled = []

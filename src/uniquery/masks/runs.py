@@ -53,6 +53,8 @@ def encode_runs(runs: Runs, size: tuple[int, int]) -> Rle:
     """The compressed run lengths of an image of (height, width), from runs as `union` gives them."""
     edges = np.concatenate([[0], runs.ravel(), [size[0] * size[1]]])
     lengths = np.diff(edges).tolist()
+    if lengths[-1] == 0 and len(lengths) > 1:  # the mask reaches the last pixel
+        lengths.pop()
     encoded = coco_mask.frPyObjects({"size": list(size), "counts": lengths}, *size)
     counts = encoded["counts"]
     return {"size": list(size), "counts": counts.decode() if isinstance(counts, bytes) else counts}

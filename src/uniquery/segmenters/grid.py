@@ -103,9 +103,17 @@ def coordinates(features: Tensor) -> Tensor:
     [[-1.0, 0.0, 1.0]]
     """
     batch, _, height, width = features.shape
-    y, x = (torch.linspace(-1, 1, n, dtype=features.dtype, device=features.device) for n in (height, width))
+    y, x = (_from_minus_one_to_one(n, features) for n in (height, width))
     xy = torch.stack([x.expand(height, width), y[:, None].expand(height, width)])
     return xy.expand(batch, 2, height, width).contiguous(memory_format=torch.channels_last)
+
+
+def _from_minus_one_to_one(count: int, like: Tensor) -> Tensor:
+    """(count,) evenly spaced numbers; those of `torch.linspace` would be a constant of an exported graph."""
+    if not torch.onnx.is_in_onnx_export():
+        return torch.linspace(-1, 1, count, dtype=like.dtype, device=like.device)
+    last = torch.full((), count - 1, dtype=like.dtype, device=like.device).clamp(min=1)
+    return torch.arange(count, dtype=like.dtype, device=like.device) * (2 / last) - 1
 
 
 def quarter_masks(masks: Tensor) -> Tensor:

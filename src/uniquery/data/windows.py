@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,8 @@ class WindowedImage:
     def __init__(self, image: Image.Image) -> None:
         self._image = ImageOps.exif_transpose(image)
         is_deep = self._image.mode in SIXTEEN_BIT
-        self._scale = sixteen_bit_scale(self._image.getextrema()) if is_deep else None  # the same in all windows
+        extrema: Any = self._image.getextrema() if is_deep else None
+        self._scale = sixteen_bit_scale(extrema) if is_deep else None  # the same in all windows
 
     @property
     def size(self) -> tuple[int, int]:

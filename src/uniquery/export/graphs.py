@@ -131,7 +131,8 @@ class CondInstGraph(Graph):
         hidden = (layer @ values).relu().unflatten(1, (-1, FILTER_CHANNELS)).flatten(0, 1)  # (B · k, 8, P)
         hidden = (weights[1] @ hidden + biases[1][..., None]).relu()
         logits = weights[2] @ hidden + biases[2][..., None]
-        return logits.squeeze(1).unflatten(0, location.shape).unflatten(2, (height, width))
+        masks: Tensor = logits.squeeze(1).unflatten(0, location.shape).unflatten(2, (height, width))
+        return masks
 
     def _sizes_of_interest(self, strides: Tensor) -> Tensor:
         """The scale of relative coordinates of each of some strides."""
@@ -234,10 +235,10 @@ class SOLQGraph(Graph):
 
     def instances(self, outputs: Any, sizes: Tensor) -> InstanceTensors:
         """See the base."""
-        config, basis = self.model.config, cast(Tensor, self.basis)
+        config, basis, source = self.model.config, cast(Tensor, self.basis), cast(Tensor, self.source)
         best, query, labels = _best_pairs(outputs.logits[-1].sigmoid(), config.max_detections)
         vectors = self.model.vectors(take(outputs.embeddings[-1], query))  # (B, k, V)
-        coefficients = F.pad(vectors, (0, 1))[..., self.source].unflatten(2, (len(basis), -1))  # (B, k, U, U)
+        coefficients = F.pad(vectors, (0, 1))[..., source].unflatten(2, (len(basis), -1))  # (B, k, U, U)
         values = basis.T @ coefficients @ basis  # (B, k, S, S)
         low, high = values.flatten(2).amin(2)[..., None, None], values.flatten(2).amax(2)[..., None, None]
         masks = torch.where(low > config.mask_threshold, 1.0, (values - low) / (high - low).clamp(min=1e-6))
@@ -252,7 +253,8 @@ def _image_frame(stride: int, **changes: Any) -> MaskFrame:
 
 def _products(queries: Tensor, embeddings: Tensor) -> Tensor:
     """(B, k, h, w): (B, k, D) queries times (B, D, h, w) pixel embeddings."""
-    return (queries @ embeddings.flatten(2)).unflatten(2, embeddings.shape[-2:])
+    products: Tensor = (queries @ embeddings.flatten(2)).unflatten(2, embeddings.shape[-2:])
+    return products
 
 
 def _best_pairs(scores: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:

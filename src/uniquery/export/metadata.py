@@ -67,7 +67,9 @@ class ExportInfo:
         """The inverse of `to_json`."""
         values: dict[str, Any] = json.loads(text)
         values.pop("format")
-        lists = {name: tuple(values.pop(name)) for name in ("classes", "category_ids", "score_thresholds")}
+        lists: dict[str, Any] = {
+            name: tuple(values.pop(name)) for name in ("classes", "category_ids", "score_thresholds")
+        }
         return cls(masks=MaskFrame(**values.pop("masks")), **lists, **values)
 
 

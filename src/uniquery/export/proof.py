@@ -83,11 +83,11 @@ def compare_models(
     differences = _Differences()
     for done, batch in enumerate(raise_errors(loader), start=1):
         images, sizes = batch.images, batch.original_sizes
-        calls = (lambda: model.predict(model(images), sizes), lambda: exported.predict(images, sizes))  # noqa: B023
         predicted: list[Instances] = []
-        for call, times, results in zip(calls, seconds, rows, strict=True):
+        for is_native, times, results in zip((True, False), seconds, rows, strict=True):
             start = perf_counter()
-            (instances,) = call()
+            found = model.predict(model(images), sizes) if is_native else exported.predict(images, sizes)
+            (instances,) = found
             times.append(perf_counter() - start)
             results += instances.to_coco(batch.targets[0].image_id, ids)
             predicted.append(instances)

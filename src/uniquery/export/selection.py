@@ -86,7 +86,9 @@ def _(boxes: Tensor, class_scores: Tensor, threshold: float) -> Tensor:  # noqa:
 
 def onnx_translations() -> dict[Any, Any]:
     """The operator above in terms of ONNX."""
-    from onnxscript import opset18 as op
+    from onnxscript import opset18
+
+    op: Any = opset18
 
     def onnx_suppress(boxes: Any, class_scores: Any, threshold: float) -> Any:
         best = op.ReduceMax(class_scores, op.Constant(value_ints=[1]), keepdims=0)  # (B, N)

@@ -41,7 +41,8 @@ def sum_by_grid_sample(values: Tensor, x: Tensor, y: Tensor, logits: Tensor, sha
         cells = level.mT.flatten(0, 1).unflatten(2, (height, width))  # (B · A, D, h, w)
         sampled = F.grid_sample(cells, grid.flatten(0, 1), align_corners=False)  # (B · A, D, Q, P)
         total = total + (sampled * attention[..., chosen]).sum(3)
-    return total.mT.unflatten(0, values.shape[:2])
+    result: Tensor = total.mT.unflatten(0, values.shape[:2])
+    return result
 
 
 class TableIndex:

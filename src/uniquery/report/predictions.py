@@ -91,7 +91,7 @@ def write_predictions(
     images: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
     for image_id, (file, name) in enumerate(zip(files, names, strict=True), start=1):
-        options = {"score_threshold": score_threshold, "mask_threshold": mask_threshold, "short": short}
+        options: dict[str, Any] = {"score_threshold": score_threshold, "mask_threshold": mask_threshold, "short": short}
         try:
             if tiling is None:
                 instances = model.predict(file, **options)

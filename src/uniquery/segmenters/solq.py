@@ -316,7 +316,7 @@ def refined_boxes(offsets: Tensor, reference: Tensor) -> Tensor:
     [[0.25, 0.5, 0.5, 0.5]]
     """
     offsets = at_least_float32(offsets)
-    logits = reference.clamp(1e-5, 1).log() - (1 - reference).clamp(1e-5, 1).log()
+    logits = reference.clamp(1e-5, 1.0).log() - (1 - reference).clamp(1e-5, 1.0).log()
     return torch.cat([offsets[..., : logits.shape[-1]] + logits, offsets[..., logits.shape[-1] :]], dim=-1).sigmoid()
 
 

@@ -60,7 +60,7 @@ class MaskFrame:
 
 
 class Graph(nn.Module, ABC):
-    """(B, 3, H, W) uint8 RGB pixels and (B, 2) int64 valid heights and widths, to instances; H and W are padded to 32."""
+    """(B, 3, H, W) uint8 RGB pixels, padded to multiples of 32, and (B, 2) int64 sizes before padding, to instances."""
 
     frame: MaskFrame
 

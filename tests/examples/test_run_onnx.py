@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from helpers.exported import info_of
-from helpers.small_segmenters import SMALL, small
+from helpers.exported import info_of, small_onnx
+from helpers.small_segmenters import SMALL
 from uniquery.masks import rle
 from uniquery.model import Model
 
@@ -28,11 +28,9 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def check(name, folder):
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")
-    from uniquery.export.onnx_file import to_onnx
-
-    segmenter = small(name).eval()
+    segmenter, content = small_onnx(name)
     model = Model(segmenter, info_of(segmenter))
-    (folder / "model.onnx").write_bytes(to_onnx(segmenter, model.info))
+    (folder / "model.onnx").write_bytes(content)
     pixels = np.random.default_rng(0).integers(0, 256, (80, 110, 3), dtype=np.uint8)
     Image.fromarray(pixels).resize((330, 240), Image.Resampling.BICUBIC).save(folder / "image.png")
     arguments = ["--score", "0.0", "--json", folder / "out.json", "--output", folder / "out.png"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.exported import assert_same, info_of
+from helpers.exported import assert_same, info_of, small_onnx
 from helpers.small_segmenters import SMALL, drawn, small
 from uniquery.errors import UserError
 from uniquery.export.metadata import ExportInfo
@@ -25,8 +25,7 @@ BATCHES = ([(90, 120), (64, 100)], [(256, 200)], [(33, 40), (96, 64), (40, 40)])
 
 @pytest.fixture(scope="module")
 def exported():
-    model = small(FAST).eval()
-    return model, to_onnx(model, info_of(model))
+    return small_onnx(FAST)
 
 
 def check(model, content, runtime="onnxruntime"):
@@ -46,16 +45,14 @@ def test_an_exported_model_predicts_the_same(exported):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SMALL if name != FAST])
 def test_every_segmenter_can_be_exported(name):
-    model = small(name).eval()
-    check(model, to_onnx(model, info_of(model)))
+    check(*small_onnx(name))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_openvino_reads_the_same_file(name):
     pytest.importorskip("openvino")
-    model = small(name).eval()
-    check(model, to_onnx(model, info_of(model)), "openvino")
+    check(*small_onnx(name), "openvino")
 
 
 def test_names_and_dynamic_axes(exported):

@@ -59,11 +59,26 @@ def to_onnx(model: Segmenter[Any, Any, Any], info: ModelInfo) -> bytes:
         )
     assert program is not None
     content = program.model_proto
+    _strip(content)
     prop = content.metadata_props.add()
     prop.key, prop.value = KEY, ExportInfo.of_model(info, graph.frame).to_json()
     if content.ByteSize() > MAX_BYTES:
         raise UserError(f"The model takes {content.ByteSize() / 1e9:.1f} GB, but an ONNX file can hold 2 GB.")
     return bytes(content.SerializeToString())
+
+
+def _strip(model: Any) -> None:
+    """Removes what the exporter notes about the source code: with it go the paths of this machine."""
+    graphs = [model.graph, *model.functions]
+    while graphs:
+        graph = graphs.pop()
+        entries = [*graph.node, *graph.value_info]
+        if hasattr(graph, "initializer"):
+            entries += [*graph.initializer, *graph.input, *graph.output]
+        for entry in (graph, *entries):
+            del entry.metadata_props[:]
+            entry.doc_string = ""
+        graphs += [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
 
 
 def check_installed(*packages: str, extra: str) -> None:

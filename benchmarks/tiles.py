@@ -102,7 +102,7 @@ def measure_memory(args, model, data) -> None:
 
         threading.Thread(target=watch, daemon=True).start()
         start = time.perf_counter()
-        found = model.predict_tiles(path, Tiling(args.tile, args.overlap), short=args.short)
+        found = model.predict_tiles(path, Tiling(args.tile, args.overlap), score_threshold=args.score, short=args.short)
         done.set()
     decoder = args.pixels**2 * 3 / 2**30
     print(f"{args.pixels}² pixels: {len(found)} instances in {time.perf_counter() - start:.0f} s; ", end="")
@@ -125,6 +125,7 @@ def main() -> None:
     parser.add_argument("--cell", type=int, default=256, help="pixels of an image of a mosaic")
     parser.add_argument("--grid", type=int, default=2, help="images along a side of a mosaic")
     parser.add_argument("--mosaics", type=int, default=8)
+    parser.add_argument("--score", type=float, default=0.5, help="smallest score of the large image")
     parser.add_argument("--pixels", type=int, help="measure the memory of an image of so many pixels a side")
     args = parser.parse_args()
     model, data = uniquery.load(args.model, device="cpu"), open_model_and_data(args.model, tuple(args.data)).data

@@ -20,11 +20,12 @@ class WindowedImage:
     """An image that gives windows of it as RGB arrays; it is never held as a whole array.
 
     Args:
-        image: an open PIL image.
+        image: an open PIL image; it is turned upright.
     """
 
     def __init__(self, image: Image.Image) -> None:
-        self._image = ImageOps.exif_transpose(image)
+        ImageOps.exif_transpose(image, in_place=True)  # without a copy of an image that is upright
+        self._image = image
         is_deep = self._image.mode in SIXTEEN_BIT
         extrema: Any = self._image.getextrema() if is_deep else None
         self._scale = sixteen_bit_scale(extrema) if is_deep else None  # the same in all windows

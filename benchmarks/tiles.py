@@ -104,7 +104,7 @@ def measure_memory(args, model, data) -> None:
         start = time.perf_counter()
         found = model.predict_tiles(path, Tiling(args.tile, args.overlap), score_threshold=args.score, short=args.short)
         done.set()
-    decoder = args.pixels**2 * 3 / 2**30
+    decoder = args.pixels**2 * 4 / 2**30  # pillow holds an RGB pixel in four bytes
     print(f"{args.pixels}² pixels: {len(found)} instances in {time.perf_counter() - start:.0f} s; ", end="")
     print(f"{peak[0] - base:.2f} GB above the loaded model, of which the decoded image is {decoder:.2f} GB")
 

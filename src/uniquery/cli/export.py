@@ -32,6 +32,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from uniquery.data.dataset import is_panoptic
     from uniquery.export.onnx_file import check_installed, to_onnx
     from uniquery.export.proof import MAX_AP_DIFFERENCE, compare_models, summary_lines
     from uniquery.export.runtimes import open_exported
@@ -43,8 +44,8 @@ def run(args: argparse.Namespace) -> None:
         check_installed(runtime, extra="export" if runtime == "onnxruntime" else "openvino")
     console = Console()
     trained = open_model_and_data(args.model, args.data)
-    if trained.is_panoptic:
-        raise UserError("An exported model predicts instances: check it with --data of instances, not panoptic.")
+    if is_panoptic(trained.info.categories):
+        raise UserError(f"{args.model} was trained on panoptic data, but an exported model predicts instances only.")
     with console.status("exporting"):
         content = to_onnx(trained.model, trained.info)
     for runtime in args.check_with:

@@ -6,14 +6,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from PIL import Image
 from torch import Tensor
 
 from uniquery.data.augment import TestSize
 from uniquery.data.dataset import Category, is_panoptic
 from uniquery.data.image_input import ImageInput, as_rgb_array
+from uniquery.data.windows import WindowedImage, open_windows
 from uniquery.errors import ConfigError
-from uniquery.evaluation.inference import image_outputs, predict_image
+from uniquery.evaluation.inference import Progress, image_outputs, predict_image
+from uniquery.evaluation.tiles import Tiling, predict_tiles
 from uniquery.masks.panoptic import PanopticSegments
 from uniquery.parallel import choose_device
 from uniquery.querying.contract import Segmenter
@@ -123,6 +128,40 @@ class Model:
             is_thing = torch.tensor([bool(category.is_thing) for category in self.categories])
             kept = kept[is_thing[kept.labels]]
         return replace(kept, classes=self.classes, category_ids=tuple(category.id for category in self.categories))
+
+    def predict_tiles(
+        self,
+        image: ImageInput,
+        tiling: Tiling,
+        *,
+        score_threshold: float | None = None,
+        mask_threshold: float | None = None,
+        short: int | None = None,
+        progress: Progress = lambda *_: None,
+    ) -> Instances:
+        """The instances of an image of any size, predicted tile by tile, and joined where they cross a seam.
+
+        Args:
+            image: as for `predict`; a file may have more pixels than there.
+            tiling: how the image is cut; each tile is resized like an image of its size.
+            score_threshold: as for `predict`.
+            mask_threshold: as for `predict`.
+            short: as for `predict`: the short side in pixels to which a tile is resized.
+            progress: called with how many tiles are done, and how many there are.
+
+        Raises:
+            DataError: as for `predict`.
+            ConfigError: as for `predict`.
+        """
+
+        def predict(tile: npt.NDArray[np.uint8]) -> Instances:
+            return self.predict(tile, score_threshold=score_threshold, mask_threshold=mask_threshold, short=short)
+
+        if isinstance(image, str | Path):
+            with open_windows(Path(image), self.info.bit_depth) as windows:
+                return predict_tiles(predict, windows, tiling, progress)
+        pixels = Image.fromarray(as_rgb_array(image, self.info.bit_depth))
+        return predict_tiles(predict, WindowedImage(pixels), tiling, progress)
 
     def predict_panoptic(
         self,

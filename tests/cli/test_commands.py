@@ -61,6 +61,7 @@ def test_every_command_has_help_with_an_example(capsys):
         "train",
         "eval",
         "predict",
+        "export",
         "diagnose",
         "study",
         "paper",

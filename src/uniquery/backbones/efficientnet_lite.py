@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -79,7 +80,8 @@ class SameConvNorm(ConvNorm):
         """See the class."""
         kernel, stride = self.kernel_size[0], self.stride[0]
         if stride > 1:
-            height, width = x.shape[-2:]
+            # An exported graph has sides that the stride divides: its padding is a constant, its shapes short formulas.
+            height, width = (stride, stride) if torch.onnx.is_in_onnx_export() else x.shape[-2:]
             x = F.pad(x, (*same_padding(width, kernel, stride), *same_padding(height, kernel, stride)))
         return super().forward(x)
 

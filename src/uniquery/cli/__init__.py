@@ -23,6 +23,7 @@ COMMANDS = {
     "train": "train a segmenter on a COCO-format data set",
     "eval": "score a model on a COCO data set, or a results json of any program",
     "predict": "find instances in images: COCO json, label maps, overlays",
+    "export": "write a model as an ONNX file, after a check that it predicts the same",
     "diagnose": "measure how queries respond to other images, and how well predictions follow transformations",
     "study": "train variants of a setting with several seeds, and say whether they help, with intervals",
     "paper": "list the rows of the paper's tables with their figures, and print the commands of a row",

@@ -10,11 +10,13 @@ from uniquery.cli.options import add_device, command, positive, print_warning, p
 from uniquery.errors import UserError
 
 if TYPE_CHECKING:
+    from uniquery.evaluation.tiles import Tiling
     from uniquery.model import Model
 
 FORMATS = ("coco", "png", "overlay", "yolo", "labelme", "geojson")
 DEFAULT_FORMATS = FORMATS[:3]
 SCORE_THRESHOLD = 0.5  # of `Model.predict`
+OVERLAP = 0.2  # of `Tiling`
 
 
 def add_parser(commands: Any) -> None:
@@ -64,6 +66,23 @@ def add_parser(commands: Any) -> None:
         "factor (default: the model's own test size)",
     )
     parser.add_argument(
+        "--tile",
+        type=positive,
+        metavar="PIXELS",
+        help="predict images of any size in square tiles of this side, about that of the training images; each tile is "
+        "resized like an image (default: whole images)",
+    )
+    parser.add_argument(
+        "--overlap",
+        type=probability,
+        help=f"the share of its side that a tile has in common with the next one (default: {OVERLAP})",
+    )
+    parser.add_argument(
+        "--seam-check",
+        action="store_true",
+        help="predict again with the seams of the tiles moved, and print how much the results differ",
+    )
+    parser.add_argument(
         "--panoptic",
         action="store_true",
         help="predict things and stuff, and write COCO's panoptic.json and PNG files",
@@ -100,6 +119,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_options(args: argparse.Namespace) -> None:
     """Raises if an option is given that the kind of prediction does not have."""
+    if args.panoptic and args.tile is not None:
+        raise UserError("--tile is for instances: leave it out with --panoptic.")
     names = ("score", "mask_threshold") if args.panoptic else ("object_threshold", "overlap_threshold")
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) is not None]
     if given:
@@ -107,11 +128,43 @@ def _check_options(args: argparse.Namespace) -> None:
         raise UserError(f"{', '.join(given)} {reason}.")
 
 
+def _tiling(args: argparse.Namespace) -> Tiling | None:
+    from uniquery.evaluation.tiles import Tiling
+
+    if args.tile is not None:
+        return Tiling(args.tile, OVERLAP if args.overlap is None else args.overlap)
+    if args.overlap is not None or args.seam_check:
+        raise UserError("--overlap and --seam-check are for tiles: add --tile, such as --tile 1024.")
+    return None
+
+
+def _print_seam_errors(args: argparse.Namespace, model: Model, files: list[Path], tiling: Tiling) -> None:
+    """How much the instances of each image depend on where the seams are."""
+    from uniquery.evaluation.tiles import seam_error
+
+    score = SCORE_THRESHOLD if args.score is None else args.score
+    for file in files:
+        with progress_bar(f"seams of {file.name}") as progress:
+            error, count = seam_error(
+                lambda cut, file=file, progress=progress: model.predict_tiles(  # type: ignore[misc]
+                    file,
+                    cut,
+                    score_threshold=score,
+                    mask_threshold=args.mask_threshold,
+                    short=args.short,
+                    progress=progress,
+                ),
+                tiling,
+            )
+        print(f"{file}: seam error {100 * error:.1f} % of {count} instances (1 − PQ with seams moved by half a tile)")
+
+
 def _write_instances(args: argparse.Namespace, model: Model, files: list[Path], unreadable: list[str]) -> int:
     from uniquery.report.predictions import write_predictions
 
+    tiling = _tiling(args)
     with progress_bar("predicting") as progress:
-        return write_predictions(
+        count = write_predictions(
             model,
             files,
             args.output,
@@ -119,9 +172,14 @@ def _write_instances(args: argparse.Namespace, model: Model, files: list[Path], 
             score_threshold=args.score,
             mask_threshold=args.mask_threshold,
             short=args.short,
+            tiling=tiling,
             progress=progress,
             on_unreadable=unreadable.append,
+            note=print_warning,
         )
+    if args.seam_check and tiling is not None:
+        _print_seam_errors(args, model, files, tiling)
+    return count
 
 
 def _write_panoptic(args: argparse.Namespace, model: Model, files: list[Path], unreadable: list[str]) -> int:

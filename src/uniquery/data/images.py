@@ -13,14 +13,14 @@ import numpy.typing as npt
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, TiffImageFile
 
-from uniquery.errors import DataError
+from uniquery.errors import DataError, UserError
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif"})
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM", "GIF")  # for some other formats pillow starts programs
 MAX_PIXELS = 178_956_970  # pillow refuses larger files as decompression bombs
 MIN_BIT_DEPTH = 9  # of 16-bit images whose values do not fit 8 bits
 MAX_FOLDERS = 50  # how many subfolders are searched for an image
-_SIXTEEN_BIT = ("I;16", "I;16B", "I;16L", "I;16N", "I")
+SIXTEEN_BIT = ("I;16", "I;16B", "I;16L", "I;16N", "I")
 _ROTATED = (5, 6, 7, 8)  # the EXIF orientations that swap height and width
 
 
@@ -63,7 +63,7 @@ def sixteen_bit_maximum(path: Path) -> int | None:
         DataError: the file cannot be read.
     """
     with opened(path) as image:
-        return int(np.asarray(image).max(initial=0)) if image.mode in _SIXTEEN_BIT else None
+        return int(np.asarray(image).max(initial=0)) if image.mode in SIXTEEN_BIT else None
 
 
 def unused_bits(maxima: Sequence[int], bit_depth: int | None = None) -> str:
@@ -138,44 +138,79 @@ def find_image_root(root: Path, name: str) -> Path | None:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Image.Image]:
+def opened(path: Path, *, max_pixels: int = MAX_PIXELS) -> Iterator[Image.Image]:
     """An image file, of which the header is read; pillow's warnings about large or unusual files are not shown.
 
     Raises:
-        DataError: anything that goes wrong in the block, as one sentence about the file.
+        DataError: the file cannot be read, here or inside the block, or has too many pixels.
     """
     try:
-        with warnings.catch_warnings(action="ignore"), Image.open(path, formats=FORMATS) as image:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            _pixel_limit(max_pixels),
+            Image.open(path, formats=FORMATS) as image,
+        ):
             yield image
+    except UserError:
+        raise
     except FileNotFoundError:
         raise DataError(f"Image file not found: {path}.") from None
     except UnidentifiedImageError:
         raise DataError(f"{path} is not a readable image: it is damaged, or none of {', '.join(FORMATS)}.") from None
     except Image.DecompressionBombError:
-        raise DataError(f"{path} claims to have more than {MAX_PIXELS:,} pixels: refused.") from None
+        raise DataError(f"{path} claims to have more than {max_pixels:,} pixels: refused.") from None
     except Exception as error:  # pillow's decoders raise errors of many kinds on broken files
         raise DataError(f"{path} is not a readable image: {_one_line(error)}.") from None
 
 
-def rgb_array(image: Image.Image, bit_depth: int | None = None) -> npt.NDArray[np.uint8]:
+@contextmanager
+def _pixel_limit(max_pixels: int) -> Iterator[None]:
+    """Pillow refuses images of more than twice its limit, which is a global of the process."""
+    before = Image.MAX_IMAGE_PIXELS
+    try:
+        if max_pixels != MAX_PIXELS:
+            Image.MAX_IMAGE_PIXELS = max_pixels // 2
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
+
+
+def rgb_array(
+    image: Image.Image, bit_depth: int | None = None, extrema: tuple[float, float] | None = None
+) -> npt.NDArray[np.uint8]:
     """(H, W, 3) RGB of an open image of any mode, turned upright by its EXIF orientation; see `read_image`.
+
+    Args:
+        image: the image.
+        bit_depth: as for `read_image`.
+        extrema: the smallest and the largest value of the 16-bit image that it is a part of; None: its own.
 
     Raises:
         ValueError: its values do not fit 16 bits, as a part of a sentence. A broken file raises what pillow raises.
     """
     image = ImageOps.exif_transpose(image)
-    if image.mode in _SIXTEEN_BIT:
+    if image.mode in SIXTEEN_BIT:
         values = np.asarray(image).astype(np.float64)
-        if values.min(initial=0) < 0 or values.max(initial=0) > 65535:
-            raise ValueError("it has values outside 0 to 65535, so convert it to 8 or 16 bits")
-        scale: float = 257 if values.max(initial=0) > 255 else 1
-        if bit_depth is not None:
-            scale = (2**bit_depth - 1) / 255
+        scale = _sixteen_bit_scale(extrema or (values.min(initial=0), values.max(initial=0)), bit_depth)
         gray = np.clip(np.rint(values / scale), 0, 255).astype(np.uint8)
         return np.repeat(gray[..., None], 3, axis=2)
     if image.mode == "F":
         raise ValueError("its values are floating-point numbers, so convert it to 8 or 16 bits")
     return np.asarray(image.convert("RGB"))
+
+
+def _sixteen_bit_scale(extrema: tuple[float, float], bit_depth: int | None) -> float:
+    """What the values of an image with 16 bits a pixel are divided by: 1 if 8 bits hold them.
+
+    Raises:
+        ValueError: its values do not fit 16 bits, as a part of a sentence.
+    """
+    low, high = extrema
+    if low < 0 or high > 65535:
+        raise ValueError("it has values outside 0 to 65535, so convert it to 8 or 16 bits")
+    if bit_depth is not None:
+        return float((2**bit_depth - 1) / 255)
+    return 257 if high > 255 else 1
 
 
 def _one_line(error: Exception) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from uniquery.layers.attention import FeedForward
 from uniquery.layers.deformable_attention_cpu import DeformableSum
-from uniquery.layers.deformable_sampling import Shapes, sum_by_autograd
+from uniquery.layers.deformable_sampling import Shapes, sum_by_autograd, sum_by_grid_sample
 
 
 def deformable_sum(values: Tensor, x: Tensor, y: Tensor, logits: Tensor, shapes: Shapes) -> Tensor:
@@ -36,6 +36,8 @@ def deformable_sum(values: Tensor, x: Tensor, y: Tensor, logits: Tensor, shapes:
     """
     dtype = torch.promote_types(values.dtype, torch.float32)
     values, x, y, logits = (tensor.to(dtype) for tensor in (values, x, y, logits))
+    if torch.onnx.is_in_onnx_export():
+        return sum_by_grid_sample(values, x, y, logits, shapes)
     if values.device.type == "cpu":
         result: Tensor = DeformableSum.apply(values, x, y, logits, shapes)  # type: ignore[no-untyped-call]
         return result
@@ -131,7 +133,10 @@ class DeformableAttention(nn.Module):
             reference: (..., Q, L, 1) the point, or (..., Q, L, 2) center and size of the box.
             cells: number of cells of each level along this axis.
         """
-        count = torch.tensor(cells, dtype=reference.dtype).to(reference.device, non_blocking=True)  # (L,)
+        if torch.onnx.is_in_onnx_export():  # the counts are symbolic
+            count = torch.stack([torch.full((), n, dtype=reference.dtype) for n in cells])
+        else:
+            count = torch.tensor(cells, dtype=reference.dtype).to(reference.device, non_blocking=True)  # (L,)
         dtype = torch.promote_types(offsets.dtype, torch.float32)
         center = self._per_point(reference[..., 0] * count - 0.5, dtype)
         if reference.shape[-1] == 2:
@@ -197,7 +202,7 @@ def image_centers(shapes: Shapes, extents: Tensor) -> Tensor:
     >>> image_centers([(1, 4), (1, 2)], torch.tensor([[[0.5, 1.0], [1.0, 1.0]]]))[0, 0].tolist()
     [[0.125, 0.5], [0.25, 0.5]]
     """
-    counts = torch.tensor([height * width for height, width in shapes])
-    own = extents.repeat_interleave(counts.to(extents.device), dim=1, output_size=int(counts.sum()))  # (B, S, 2)
+    per_level = zip(extents.unbind(1), shapes, strict=True)
+    own = torch.cat([x[:, None].expand(-1, height * width, -1) for x, (height, width) in per_level], dim=1)  # (B, S, 2)
     share_of_image = token_centers(shapes, extents.device, extents.dtype)[:, 0] / own
     return share_of_image[:, :, None] * extents[:, None]

@@ -30,6 +30,21 @@ def sum_by_autograd(values: Tensor, x: Tensor, y: Tensor, logits: Tensor, shapes
     return F.embedding_bag(rows, table, mode="sum", per_sample_weights=weights).view(*x.shape[:3], values.shape[3])
 
 
+def sum_by_grid_sample(values: Tensor, x: Tensor, y: Tensor, logits: Tensor, shapes: Shapes) -> Tensor:
+    """`deformable_sum` by operators that ONNX has; the shapes may be symbolic."""
+    points, levels = x.shape[3] // len(shapes), values.split([height * width for height, width in shapes], dim=2)
+    attention = logits.softmax(dim=3).flatten(0, 1)[:, None]  # (B · A, 1, Q, J)
+    total = values.new_zeros(())
+    for i, (level, (height, width)) in enumerate(zip(levels, shapes, strict=True)):
+        chosen = slice(i * points, (i + 1) * points)
+        grid = torch.stack([(x[..., chosen] + 0.5) * 2 / width - 1, (y[..., chosen] + 0.5) * 2 / height - 1], dim=4)
+        cells = level.mT.flatten(0, 1).unflatten(2, (height, width))  # (B · A, D, h, w)
+        sampled = F.grid_sample(cells, grid.flatten(0, 1), align_corners=False)  # (B · A, D, Q, P)
+        total = total + (sampled * attention[..., chosen]).sum(3)
+    result: Tensor = total.mT.unflatten(0, values.shape[:2])
+    return result
+
+
 class TableIndex:
     """Row numbers of the cells of each level in the table of `pad_levels`.
 

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from uniquery.layers.padding import valid_cells, without_padding
 from uniquery.structures import Images
 
 
@@ -25,6 +26,8 @@ class Normalize(nn.Module):
         """(B, 3, H, W) float, in the channel order of the weights."""
         pixels = images.pixels.flip(1) if self.order == "BGR" else images.pixels
         x = (pixels.to(self.mean.dtype) - self.mean) / self.std
+        if isinstance(images.sizes, Tensor):
+            return without_padding(x, valid_cells(images.sizes, 1, x))
         for i, (height, width) in zip(range(len(x)), images.sizes, strict=True):
             x[i, :, height:] = 0
             x[i, :, :, width:] = 0

@@ -11,8 +11,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+Sizes = Sequence[tuple[int, int]] | Tensor
+"""Valid (height, width) of each image; while a model is exported, a (B, 2) int64 tensor."""
 
-def valid_cells(sizes: Sequence[tuple[int, int]], stride: int, features: Tensor) -> Tensor | None:
+
+def valid_extents(sizes: Tensor, stride: int, shape: tuple[int, int]) -> Tensor:
+    """(B, 2) rows and columns of an (h, w) map that lie at least partly on each image."""
+    limit = torch.stack([torch.full((), n, device=sizes.device) for n in shape])  # the shape may be symbolic
+    return torch.minimum((sizes + (stride - 1)) // stride, limit)
+
+
+def whole_size(pixels: Tensor) -> Tensor:
+    """(1, 2) height and width of (B, C, H, W), which may be symbolic."""
+    return torch.stack([torch.full((1,), n, device=pixels.device) for n in pixels.shape[-2:]], dim=1)
+
+
+def valid_cells(sizes: Sizes, stride: int, features: Tensor) -> Tensor | None:
     """(B, 1, h, w) bool: which cells of a map lie at least partly on their image; None if all do.
 
     >>> valid_cells([(8, 9)], 8, torch.zeros(1, 1, 1, 3)).tolist()
@@ -21,10 +35,14 @@ def valid_cells(sizes: Sequence[tuple[int, int]], stride: int, features: Tensor)
     True
     """
     height, width = features.shape[-2:]
-    extents = [(-(-h // stride), -(-w // stride)) for h, w in sizes]
-    if all(rows >= height and columns >= width for rows, columns in extents):
-        return None
-    rows, columns = torch.tensor(extents).to(features.device, non_blocking=True).T[..., None]  # (B, 1) each
+    if isinstance(sizes, Tensor):
+        cells = valid_extents(sizes, stride, (height, width))
+    else:
+        extents = [(-(-h // stride), -(-w // stride)) for h, w in sizes]
+        if all(rows >= height and columns >= width for rows, columns in extents):
+            return None
+        cells = torch.tensor(extents).to(features.device, non_blocking=True)
+    rows, columns = cells.T[..., None]  # (B, 1) each
     y, x = (torch.arange(n, device=features.device) for n in (height, width))
     inside: Tensor = (y < rows)[:, :, None] & (x < columns)[:, None]
     return inside[:, None]
@@ -46,9 +64,14 @@ def without_padding(x: Tensor, valid: Tensor | None) -> Tensor:
     return x if valid is None else x.masked_fill(~valid, 0)
 
 
-def repeat_border(x: Tensor, sizes: Sequence[tuple[int, int]], stride: int) -> Tensor:
+def repeat_border(x: Tensor, sizes: Sizes, stride: int) -> Tensor:
     """(B, C, h, w) with each image's last row and column repeated into its padding."""
     height, width = x.shape[-2:]
+    if isinstance(sizes, Tensor):
+        last = valid_extents(sizes, stride, (height, width)) - 1  # (B, 2)
+        row, column = (torch.arange(n, device=x.device).minimum(last[:, i, None]) for i, n in enumerate(x.shape[-2:]))
+        x = x.gather(2, row[:, None, :, None].expand_as(x))
+        return x.gather(3, column[:, None, None].expand_as(x))
     if valid_cells(sizes, stride, x) is None:
         return x
     filled = []

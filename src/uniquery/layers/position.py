@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from uniquery.layers.padding import Sizes, valid_extents
+
 _TEMPERATURE = 10_000.0
 
 
-def map_positions(x: Tensor, stride: int, sizes: Sequence[tuple[int, int]], place: float = 1.0) -> Tensor:
+def map_positions(x: Tensor, stride: int, sizes: Sizes, place: float = 1.0) -> Tensor:
     """`sine_positions` of the cells of a (B, C, h, w) map: (B, h · w, C), or (1, h · w, C) if images are of one size.
 
     Args:
@@ -21,9 +22,12 @@ def map_positions(x: Tensor, stride: int, sizes: Sequence[tuple[int, int]], plac
         place: see `sine_positions`.
     """
     height, width = x.shape[-2:]
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    if isinstance(sizes, Tensor):
+        extent = valid_extents(sizes, stride, (height, width)).to(dtype)
+        return sine_positions((height, width), extent, x.shape[1], place).to(x.dtype)
     distinct = sizes if len(set(sizes)) > 1 else sizes[:1]
     extents = [(min(height, -(-h // stride)), min(width, -(-w // stride))) for h, w in distinct]
-    dtype = torch.promote_types(x.dtype, torch.float32)
     extent = torch.tensor(extents, dtype=dtype).to(x.device, non_blocking=True)
     return sine_positions((height, width), extent, x.shape[1], place).to(x.dtype)
 

@@ -127,6 +127,8 @@ def shared_conv3x3(
 
 def _use_winograd(x: Tensor, kernel: Tensor) -> bool:
     is_full_precision = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(x.device.type)
+    if torch.onnx.is_in_onnx_export():  # runtimes choose the algorithm of a plain convolution themselves
+        return False
     return x.device.type == "cpu" and is_full_precision and len(x) > 0 and min(kernel.shape[:2]) >= _MIN_CHANNELS
 
 

@@ -38,7 +38,7 @@ class MaskVectors:
     def encode(self, masks: Tensor, boxes: Tensor) -> Tensor:
         """(K, V) float32 vectors of (K, H, W) bool masks, each cut out by its box (x0 y0 x1 y1 in pixels)."""
         vectors = torch.zeros(len(masks), self.length, device=masks.device)
-        basis, index = self._basis(vectors)
+        basis, index = self.basis(vectors)
         with torch.autocast(masks.device.type, enabled=False):
             for rows, crops in crop_and_resize(masks, boxes, self.size):
                 coefficients = basis @ (crops >= 0.5).to(basis.dtype) @ basis.T  # (n, U, U)
@@ -49,7 +49,7 @@ class MaskVectors:
         """(K, S, S) of (K, V) vectors: the values whose first coefficients these are, the others being zero."""
         with torch.autocast(vectors.device.type, enabled=False):
             vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
-            basis, index = self._basis(vectors)
+            basis, index = self.basis(vectors)
             coefficients = vectors.new_zeros(len(vectors), len(basis) ** 2)
             coefficients[:, index] = vectors
             return basis.T @ coefficients.view(-1, len(basis), len(basis)) @ basis
@@ -65,7 +65,7 @@ class MaskVectors:
         level = torch.lerp(low, high, threshold)[:, None, None]
         return (values > level) | (low > threshold)[:, None, None]
 
-    def _basis(self, like: Tensor) -> tuple[Tensor, Tensor]:
+    def basis(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """(U, S) rows of the DCT matrix, and (V,) where in U × U coefficients those of a vector are."""
         row, column = zigzag(self.size, self.length)
         count = int(max(row.max(), column.max())) + 1

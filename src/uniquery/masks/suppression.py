@@ -45,25 +45,25 @@ def matrix_nms(masks: Tensor, scores: Tensor, labels: Tensor, sigma: float) -> T
     factor counts.
 
     Args:
-        masks: (N, h, w) bool, not empty, best first.
-        scores: (N,) falling.
-        labels: (N,) classes; masks of different classes do not suppress each other.
+        masks: (..., N, h, w) bool, best first.
+        scores: (..., N) falling.
+        labels: (..., N) classes; masks of different classes do not suppress each other.
         sigma: how sharply overlap lowers a score.
 
     Returns:
-        (N,) scores, no larger than before.
+        (..., N) scores, no larger than before.
 
     >>> masks = torch.tensor([[[1, 1]], [[1, 1]], [[0, 1]]]).bool()
     >>> matrix_nms(masks, torch.ones(3), torch.tensor([0, 0, 1]), sigma=2.0)
     tensor([1.0000, 0.1353, 1.0000])
     """
-    if not len(masks):
+    if scores.shape[-1] == 0:
         return scores
-    pixels = masks.flatten(1).float()
-    overlap, area = pixels @ pixels.T, pixels.sum(1)
-    iou = overlap / (area[:, None] + area - overlap)
-    is_better = (labels[:, None] == labels).triu(diagonal=1)  # [j, i]: j is better than i
+    pixels = masks.flatten(-2).float()
+    overlap, area = pixels @ pixels.mT, pixels.sum(-1)
+    iou = overlap / (area[..., :, None] + area[..., None, :] - overlap).clamp(min=1)  # 0 of empty masks
+    is_better = (labels[..., :, None] == labels[..., None, :]).triu(diagonal=1)  # [j, i]: j is better than i
     iou = torch.where(is_better, iou, 0)
-    largest_iou = iou.amax(0)  # (N,) with a better one
-    decay = torch.exp(-sigma * (iou.square() - largest_iou.square()[:, None])).amin(0)
+    largest_iou = iou.amax(-2)  # (..., N) with a better one
+    decay = torch.exp(-sigma * (iou.square() - largest_iou.square()[..., :, None])).amin(-2)
     return scores * decay

@@ -11,12 +11,13 @@ from typing import Any, Literal, get_args
 
 import yaml
 
-from uniquery.data.images import SUFFIXES, read_image
+from uniquery.data.images import MAX_PIXELS, SUFFIXES, read_image
 from uniquery.data.panoptic_json import encode_ids
 from uniquery.errors import DataError, UserError
 from uniquery.evaluation.formats import to_geojson, to_labelme, to_yolo
 from uniquery.evaluation.inference import Progress
 from uniquery.evaluation.panoptic_files import segment_info
+from uniquery.evaluation.tiles import Tiling
 from uniquery.files import make_folder, write_atomically
 from uniquery.model import Model
 from uniquery.report.drawings import LabeledMask, label_map, labeled_masks, overlay, png_bytes
@@ -62,8 +63,10 @@ def write_predictions(
     score_threshold: float | None = None,
     mask_threshold: float | None = None,
     short: int | None = None,
+    tiling: Tiling | None = None,
     progress: Progress = lambda *_: None,
     on_unreadable: Callable[[str], object] | None = None,
+    note: Callable[[str], object] = lambda _: None,
 ) -> int:
     """Predicts each file and writes the results into a folder.
 
@@ -78,9 +81,11 @@ def write_predictions(
         score_threshold: as for `Model.predict`.
         mask_threshold: as for `Model.predict`.
         short: as for `Model.predict`.
-        progress: called with (done, total) after each file.
+        tiling: predicts files of any size tile by tile; those with too many pixels get no pictures.
+        progress: called with (done, total) after each file, or each tile of the only file.
         on_unreadable: called with a sentence for each file that cannot be read, which is then left out; None raises a
             DataError instead. If no file can be read, the error of the last one is raised.
+        note: called with a sentence about a file that gets no pictures.
 
     Returns:
         The number of instances.
@@ -93,25 +98,28 @@ def write_predictions(
     images: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
     for image_id, (file, name) in enumerate(zip(files, names, strict=True), start=1):
+        options: dict[str, Any] = {"score_threshold": score_threshold, "mask_threshold": mask_threshold, "short": short}
         try:
-            image = read_image(file, model.info.bit_depth)
+            if tiling is None:
+                instances = model.predict(file, **options)
+            else:
+                per_tile = progress if len(files) == 1 else lambda *_: None
+                instances = model.predict_tiles(file, tiling, progress=per_tile, **options)
         except DataError as error:
             if on_unreadable is None or (image_id == len(files) and not images):  # none of them can be read
                 raise
             on_unreadable(str(error))
             progress(image_id, len(files))
             continue
-        instances = model.predict(image, score_threshold=score_threshold, mask_threshold=mask_threshold, short=short)
         height, width = instances.size
         images.append({"id": image_id, "file_name": str(file), "width": width, "height": height})
         results += instances.to_coco(image_id)
-        masks = labeled_masks(instances)
-        if "png" in formats:
-            write_atomically(output / f"{name}.labels.png", png_bytes(label_map(masks, instances.size)))
-        if "overlay" in formats:
-            write_atomically(output / f"{name}.overlay.png", png_bytes(overlay(image, masks)))
-        _write_other_formats(instances, file, output, name, formats)
         progress(image_id, len(files))
+        if height * width <= MAX_PIXELS:
+            _write_pictures(model, file, instances, output / name, formats)
+        elif not {"png", "overlay"}.isdisjoint(formats):
+            note(f"{file} is too large for pictures; they are left out.")
+        _write_other_formats(instances, file, output, name, formats)
     if "yolo" in formats:
         content = {"train": "images", "names": dict(enumerate(model.classes))}
         write_atomically(output / "data.yaml", yaml.safe_dump(content, allow_unicode=True))
@@ -120,6 +128,16 @@ def write_predictions(
         write_atomically(output / "results.json", json.dumps(results))
         write_atomically(output / "images.json", json.dumps({"images": images, "categories": categories}))
     return len(results)
+
+
+def _write_pictures(model: Model, file: Path, instances: Instances, target: Path, formats: Collection[Format]) -> None:
+    """The label map and the overlay of one file; the target is their path without its ending."""
+    masks = labeled_masks(instances)
+    if "png" in formats:
+        write_atomically(Path(f"{target}.labels.png"), png_bytes(label_map(masks, instances.size)))
+    if "overlay" in formats:
+        image = read_image(file, model.info.bit_depth)
+        write_atomically(Path(f"{target}.overlay.png"), png_bytes(overlay(image, masks)))
 
 
 def _write_other_formats(

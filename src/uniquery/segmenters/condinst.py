@@ -110,6 +110,7 @@ class CondInstOutputs(Outputs):
         filters: (B, L, F) dynamic parameters.
         locations: (L, 2) x, y in input pixels.
         strides: (L,) stride of each location's level.
+        lengths: number of locations of each level.
         sizes: valid (height, width) of each image.
     """
 
@@ -119,6 +120,7 @@ class CondInstOutputs(Outputs):
     filters: Tensor
     locations: Tensor
     strides: Tensor
+    lengths: tuple[int, ...]
     sizes: tuple[tuple[int, int], ...]
 
 
@@ -166,7 +168,7 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
         )  # (B, L, C), (B, L, 4), (B, L, 1), (B, L, F)
         locations = [grid_locations(m.shape[2], m.shape[3], s, m.device) for s, m in pyramid.items()]
         strides = [
-            torch.full((len(level),), s, device=logits.device) for s, level in zip(pyramid, locations, strict=True)
+            torch.full((level.shape[0],), s, device=logits.device) for s, level in zip(pyramid, locations, strict=True)
         ]
         return CondInstOutputs(
             PixelMap(embeddings, self.stride),
@@ -176,6 +178,7 @@ class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):
             filters=filters,
             locations=torch.cat(locations),
             strides=torch.cat(strides),
+            lengths=tuple(level.shape[0] for level in locations),
             sizes=images.sizes,
         )
 

@@ -103,9 +103,17 @@ def coordinates(features: Tensor) -> Tensor:
     [[-1.0, 0.0, 1.0]]
     """
     batch, _, height, width = features.shape
-    y, x = (torch.linspace(-1, 1, n, dtype=features.dtype, device=features.device) for n in (height, width))
+    y, x = (_from_minus_one_to_one(n, features) for n in (height, width))
     xy = torch.stack([x.expand(height, width), y[:, None].expand(height, width)])
     return xy.expand(batch, 2, height, width).contiguous(memory_format=torch.channels_last)
+
+
+def _from_minus_one_to_one(count: int, like: Tensor) -> Tensor:
+    """(count,) evenly spaced numbers; those of `torch.linspace` would be a constant of an exported graph."""
+    if not torch.onnx.is_in_onnx_export():
+        return torch.linspace(-1, 1, count, dtype=like.dtype, device=like.device)
+    last = torch.full((), count - 1, dtype=like.dtype, device=like.device).clamp(min=1)
+    return torch.arange(count, dtype=like.dtype, device=like.device) * (2 / last) - 1
 
 
 def quarter_masks(masks: Tensor) -> Tensor:
@@ -136,17 +144,17 @@ def _central_pixels(masks: Tensor) -> Tensor:
 
 
 def find_peaks(scores: Tensor, grids: Sequence[int]) -> Tensor:
-    """(L, C) bool: where no score of the class is higher in the cell above, on the left, or between these two.
+    """(..., L, C) bool: where no score of the class is higher in the cell above, on the left, or between these two.
 
     >>> find_peaks(torch.tensor([[0.2], [0.5], [0.3], [0.4]]), grids=[2]).flatten().tolist()
     [True, True, True, False]
     """
     peaks = []
-    for level_scores, side in zip(scores.split([s * s for s in grids]), grids, strict=True):
-        maps = level_scores.T.unflatten(1, (side, side))  # (C, S, S)
-        highest = F.max_pool2d(maps, kernel_size=2, stride=1, padding=1)[:, :-1, :-1]
-        peaks.append((highest == maps).flatten(1).T)
-    return torch.cat(peaks)
+    for level_scores, side in zip(scores.split([s * s for s in grids], dim=-2), grids, strict=True):
+        maps = level_scores.mT.unflatten(-1, (side, side))  # (..., C, S, S)
+        highest = F.max_pool2d(maps, kernel_size=2, stride=1, padding=1)[..., :-1, :-1]
+        peaks.append((highest == maps).flatten(-2).mT)
+    return torch.cat(peaks, dim=-2)
 
 
 def score_candidates(
@@ -174,8 +182,9 @@ def score_candidates(
         (N,) cell, (N,) class and (N,) score, best first.
     """
     cells, labels = (find_peaks(class_scores, grids) & (class_scores > score_threshold)).nonzero(as_tuple=True)
-    if len(cells) > _SCORED_PER_CANDIDATE * max_candidates:  # many classes, or a low threshold
-        best = class_scores[cells, labels].topk(_SCORED_PER_CANDIDATE * max_candidates).indices.sort().values
+    most = pairs_to_score(max_candidates)
+    if len(cells) > most:  # many classes, or a low threshold
+        best = class_scores[cells, labels].topk(most).indices.sort().values
         cells, labels = cells[best], labels[best]
     distinct, pair = cells.unique(return_inverse=True)
     area, maskness = _mask_scores(distinct, predict_masks, mask_threshold)
@@ -186,6 +195,11 @@ def score_candidates(
     scores, order = (class_scores[cells, labels] * maskness[pair]).sort(descending=True, stable=True)
     order = order[:max_candidates]
     return cells[order], labels[order], scores[:max_candidates]
+
+
+def pairs_to_score(max_candidates: int) -> int:
+    """Of how many pairs the masks are predicted, to find the best candidates."""
+    return _SCORED_PER_CANDIDATE * max_candidates
 
 
 def _mask_scores(

@@ -22,7 +22,16 @@ from uniquery.backbones import Backbone
 from uniquery.layers.attention import MLP, Attention, FeedForward
 from uniquery.layers.deformable_attention import DeformableLayer, token_centers
 from uniquery.layers.normalize import Normalize
-from uniquery.layers.padding import GroupNorm, repeat_border, upsample, valid_cells, valid_tokens, without_padding
+from uniquery.layers.padding import (
+    GroupNorm,
+    Sizes,
+    repeat_border,
+    upsample,
+    valid_cells,
+    valid_tokens,
+    whole_size,
+    without_padding,
+)
 from uniquery.layers.position import map_positions
 from uniquery.masks.losses import PointSampling
 from uniquery.masks.panoptic import PanopticSegments, panoptic_segments
@@ -113,7 +122,9 @@ class Mask2Former(Segmenter[SetOutputs, SetAssignment, Queries]):
 
     def forward(self, images: Images) -> SetOutputs:
         height, width = images.pixels.shape[-2:]
-        sizes = ((height, width),) * len(images) if self.config.attend_padding else images.sizes
+        sizes: Sizes = images.sizes
+        if self.config.attend_padding:
+            sizes = ((height, width),) * len(images) if isinstance(sizes, tuple) else whole_size(images.pixels)
         features = self.backbone(self.normalize(images))  # stride → (B, channels, h, w)
         levels, embeddings = self.pixel_decoder(features, sizes)  # 3 × (B, D, h, w), (B, D, h, w)
         logits, queries = self.decoder(levels, embeddings, sizes)  # (L, B, N, C + 1), (L, B, N, D)
@@ -219,7 +230,7 @@ class PixelDecoder(nn.Module):
         for module in (*self.projections, self.embed):
             nn.init.zeros_(cast(Tensor, module.bias))
 
-    def forward(self, features: dict[int, Tensor], sizes: Sequence[tuple[int, int]]) -> tuple[list[Tensor], Tensor]:
+    def forward(self, features: dict[int, Tensor], sizes: Sizes) -> tuple[list[Tensor], Tensor]:
         """Stride → features, to maps (B, D, h, w) of strides 32, 16, 8, and the pixel embeddings (B, D, h, w)."""
         valid = {stride: valid_cells(sizes, stride, x) for stride, x in features.items()}
         maps = [
@@ -262,9 +273,7 @@ class MaskedDecoder(nn.Module):
         self.classes = nn.Linear(d, num_classes + 1)
         self.masks = MLP(d, 3)
 
-    def forward(
-        self, levels: Sequence[Tensor], embeddings: Tensor, sizes: Sequence[tuple[int, int]]
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, levels: Sequence[Tensor], embeddings: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
         """Maps (B, D, h, w) and pixel embeddings, to (L, B, N, C + 1) class logits and (L, B, N, D) mask embeddings."""
         values = [x.flatten(2).mT + e for x, e in zip(levels, self.level_embedding, strict=True)]  # (B, S, D)
         keys = [v + map_positions(x, s, sizes) for v, s, x in zip(values, LEVEL_STRIDES, levels, strict=True)]
@@ -274,7 +283,7 @@ class MaskedDecoder(nn.Module):
         resized = [
             F.interpolate(extended, size=x.shape[-2:], mode="bilinear", align_corners=False).flatten(2) for x in levels
         ]  # (B, D, S): the mask of a query at a level's size is its product with these
-        queries = self.query_features.expand(len(embeddings), -1, -1)  # (B, N, D)
+        queries = self.query_features.expand(embeddings.shape[0], -1, -1)  # (B, N, D)
         normalized = [self.norm(queries)]
         masks = [self.masks(normalized[0])]
         for i, (cross_attention, self_attention, feed_forward) in enumerate(

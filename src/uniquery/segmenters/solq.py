@@ -23,7 +23,7 @@ from uniquery.backbones import Backbone
 from uniquery.layers.attention import MLP, Attention, FeedForward
 from uniquery.layers.deformable_attention import DeformableAttention, DeformableLayer, image_centers, token_centers
 from uniquery.layers.normalize import Normalize
-from uniquery.layers.padding import GroupNorm, valid_cells, valid_tokens, without_padding
+from uniquery.layers.padding import GroupNorm, Sizes, valid_cells, valid_extents, valid_tokens, without_padding
 from uniquery.layers.position import map_positions
 from uniquery.masks import rle
 from uniquery.masks.dct import MaskVectors, paste_masks
@@ -215,7 +215,7 @@ class Encoder(nn.Module):
             nn.init.xavier_uniform_(cast(nn.Conv2d, module).weight)
             nn.init.zeros_(cast(Tensor, module.bias))
 
-    def forward(self, features: dict[int, Tensor], sizes: Sequence[tuple[int, int]]) -> Tokens:
+    def forward(self, features: dict[int, Tensor], sizes: Sizes) -> Tokens:
         """Stride → features, to the tokens of all levels."""
         inputs = [features[min(stride, max(features))] for stride in LEVEL_STRIDES]
         # As in the original, padding takes part in the group normalization.
@@ -264,9 +264,9 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
         """(L, B, N, C) class logits, (L, B, N, 4) boxes and (L, B, N, D) queries of all layers."""
         positions, start = self.queries.chunk(2, dim=1)
-        queries = start.expand(len(tokens.values), -1, -1)  # (B, N, D)
+        queries = start.expand(tokens.values.shape[0], -1, -1)  # (B, N, D)
         points = at_least_float32(self.reference_points(positions)).sigmoid()
-        reference = points.expand(len(queries), -1, -1)  # (B, N, 2) at first, then boxes (B, N, 4)
+        reference = points.expand(queries.shape[0], -1, -1)  # (B, N, 2) at first, then boxes (B, N, 4)
         all_queries, all_boxes = [], []
         for layer, box_head in zip(self.layers, self.boxes, strict=True):
             queries = layer(queries, positions, reference, tokens)
@@ -316,7 +316,7 @@ def refined_boxes(offsets: Tensor, reference: Tensor) -> Tensor:
     [[0.25, 0.5, 0.5, 0.5]]
     """
     offsets = at_least_float32(offsets)
-    logits = reference.clamp(1e-5, 1).log() - (1 - reference).clamp(1e-5, 1).log()
+    logits = reference.clamp(1e-5, 1.0).log() - (1 - reference).clamp(1e-5, 1.0).log()
     return torch.cat([offsets[..., : logits.shape[-1]] + logits, offsets[..., logits.shape[-1] :]], dim=-1).sigmoid()
 
 
@@ -348,8 +348,14 @@ def _inside_image(target: Targets, size: tuple[int, int]) -> Targets:
     return replace(target, valid=inside)
 
 
-def _extents(sizes: Sequence[tuple[int, int]], shapes: Sequence[tuple[int, int]], like: Tensor) -> Tensor | None:
+def _extents(sizes: Sizes, shapes: Sequence[tuple[int, int]], like: Tensor) -> Tensor | None:
     """(B, G, 2) share of each level's width and height that an image takes; None if all take all of it."""
+    if isinstance(sizes, Tensor):
+        per_level = [
+            valid_extents(sizes, stride, shape) / torch.stack([torch.full((), n) for n in shape])
+            for stride, shape in zip(LEVEL_STRIDES, shapes, strict=True)
+        ]
+        return torch.stack(per_level, dim=1).flip(2).to(like)
     shares = [
         [
             (min(1.0, -(-width // stride) / columns), min(1.0, -(-height // stride) / rows))

@@ -93,7 +93,9 @@ class TwinTransformer(nn.ModuleList):
         twins = [torch.cat([x, x], dim=3).permute(0, 2, 3, 1).contiguous() for x in maps]  # (B, h, 2 w, C)
         for layer in self:
             twins = layer(twins)
-        return [((left + right) / 2).permute(0, 3, 1, 2) for left, right in (x.chunk(2, dim=2) for x in twins)]
+        widths = [x.shape[3] for x in maps]
+        means = [(x[:, :, :width] + x[:, :, width:]) / 2 for x, width in zip(twins, widths, strict=True)]
+        return [x.permute(0, 3, 1, 2) for x in means]
 
 
 class TwinLayer(nn.Module):

@@ -298,9 +298,29 @@ class PyramidPooling(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, h, w) → (B, C, h, w)."""
-        pooled = [level(F.adaptive_avg_pool2d(x, size)) for level, size in zip(self.levels, POOL_SIZES, strict=True)]
+        pooled = [level(adaptive_average(x, size)) for level, size in zip(self.levels, POOL_SIZES, strict=True)]
         resized = (F.interpolate(p.relu(), size=x.shape[-2:], mode="bilinear", align_corners=False) for p in pooled)
         return F.relu_(self.merge(torch.cat([*resized, x], dim=1)))
+
+
+def adaptive_average(x: Tensor, size: int) -> Tensor:
+    """`F.adaptive_avg_pool2d` to size × size cells; ONNX has it for maps of a fixed size only."""
+    if not torch.onnx.is_in_onnx_export():
+        return F.adaptive_avg_pool2d(x, size)
+    rows, columns = (pooling_matrix(cells, size, x) for cells in x.shape[-2:])
+    return rows @ x @ columns.T
+
+
+def pooling_matrix(cells: int, size: int, like: Tensor) -> Tensor:
+    """(size, cells): adaptive average pooling along one axis.
+
+    >>> pooling_matrix(3, 2, torch.zeros(1)).tolist()
+    [[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]
+    """
+    cell, out = torch.arange(cells, device=like.device), torch.arange(size, device=like.device)[:, None]
+    inside = (cell >= out * cells // size) & (cell < ((out + 1) * cells + size - 1) // size)
+    weights = inside.to(like.dtype)
+    return weights / weights.sum(1, keepdim=True)
 
 
 class Branch(nn.Sequential):

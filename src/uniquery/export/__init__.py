@@ -1,0 +1,1 @@
+"""Models as ONNX files, with the proof that they predict the same."""

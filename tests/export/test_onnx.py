@@ -1,12 +1,13 @@
 """Exported files predict what the segmenters predict, for any batch and size, and say how to use them."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from helpers.exported import assert_same, info_of, small_onnx
+from helpers.exported import THRESHOLDS, assert_same, info_of, small_onnx
 from helpers.small_segmenters import SMALL, drawn, small
 from uniquery.errors import UserError
 from uniquery.export.metadata import ExportInfo
@@ -68,14 +69,15 @@ def test_names_and_dynamic_axes(exported):
 def test_the_file_describes_itself(exported):
     model, content = exported
     entries = {entry.key: entry.value for entry in onnx.load_from_string(content).metadata_props}
-    described = json.loads(entries["uniquery"])
+    described, info = json.loads(entries["uniquery"]), open_exported(content).info
     assert described["format"] == "uniquery-onnx/1"
     assert described["classes"] == ["class 0", "class 1", "class 2"]
     assert described["category_ids"] == [10, 11, 12]
     assert (described["short"], described["longest"]) == (64, 96)
-    assert described["mask_threshold"] == model.config.mask_threshold
-    assert described["score_thresholds"] == [0.5] * 3
-    info = open_exported(content).info
+    assert described["mask_threshold"] == model.config.mask_threshold == THRESHOLDS.mask
+    assert described["score_thresholds"] == list(THRESHOLDS.scores)
+    without = ExportInfo.of_model(replace(info_of(model), thresholds=None, model=SMALL[FAST]), info.masks)
+    assert (without.mask_threshold, without.score_thresholds) == (SMALL[FAST].mask_threshold, (0.5, 0.5, 0.5))
     assert ExportInfo.from_json(info.to_json()) == info
     assert str(tuple(info.masks.__dict__)) in str(tuple(described["masks"]))
 

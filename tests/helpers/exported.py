@@ -13,14 +13,16 @@ from uniquery.export.onnx_file import to_onnx
 from uniquery.masks import rle
 from uniquery.querying import Segmenter
 from uniquery.structures import Instances
-from uniquery.weights.model_file import ModelInfo
+from uniquery.weights.model_file import ModelInfo, Thresholds
+
+THRESHOLDS = Thresholds(scores=(0.3, 0.5, 0.6), mask=0.4, rule="best-f1")
 
 
 def info_of(model) -> ModelInfo:
     """The header of a small segmenter's file."""
     categories = tuple(Category(10 + i, f"class {i}", None) for i in range(NUM_CLASSES))
     backbone = BackboneConfig(name="tiny", weights="random")
-    return ModelInfo(model.config, backbone, categories, TestSize(short=64, longest=96))
+    return ModelInfo(model.config, backbone, categories, TestSize(short=64, longest=96), thresholds=THRESHOLDS)
 
 
 @cache

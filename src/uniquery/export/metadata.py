@@ -53,8 +53,8 @@ class ExportInfo:
             short=info.test_size.short,
             longest=info.test_size.longest,
             multiple=SIZE_DIVISIBILITY,
-            score_thresholds=score_thresholds(info),
-            mask_threshold=info.model.mask_threshold,
+            score_thresholds=info.thresholds.scores if info.thresholds else (SCORE_THRESHOLD,) * len(info.categories),
+            mask_threshold=info.thresholds.mask if info.thresholds else info.model.mask_threshold,
             masks=frame,
         )
 
@@ -71,8 +71,3 @@ class ExportInfo:
             name: tuple(values.pop(name)) for name in ("classes", "category_ids", "score_thresholds")
         }
         return cls(masks=MaskFrame(**values.pop("masks")), **lists, **values)
-
-
-def score_thresholds(info: ModelInfo) -> tuple[float, ...]:
-    """The score threshold of each label, as `Model.predict` uses them."""
-    return (SCORE_THRESHOLD,) * len(info.categories)

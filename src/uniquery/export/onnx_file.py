@@ -28,13 +28,16 @@ def to_onnx(model: Segmenter[Any, Any, Any], info: ModelInfo) -> bytes:
     """The ONNX file of a trained segmenter on a CPU: from pixels to instances, for any batch and image size.
 
     Args:
-        model: the segmenter, in evaluation mode.
+        model: the segmenter, in evaluation mode; from here on it cuts masks at the threshold of `info.thresholds`.
         info: its settings, classes and test size, which become the metadata.
 
     Raises:
         UserError: packages are missing, or the model is too large for one file.
     """
     check_installed("onnx", "onnxscript", extra="export")
+    if info.thresholds is not None:
+        config: Any = model.config
+        model.config = config.model_copy(update={"mask_threshold": info.thresholds.mask})
     graph = build_graph(model)
     height, width = (torch.export.Dim(name, min=1, max=_MAX_SIDE) for name in ("height", "width"))
     batch = torch.export.Dim("batch", min=1)

@@ -1,0 +1,136 @@
+"""The page of a published model: what it finds, how well, with which settings and data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from uniquery.training.log import EvalLine
+from uniquery.weights.model_file import ModelInfo
+
+
+@dataclass(frozen=True)
+class CardContent:
+    """What the page of a model says.
+
+    Attributes:
+        repository: `user/name`.
+        info: the header of the model file.
+        evaluation: the evaluation of this model on validation data, if its run has one.
+        config: the settings of its run without paths, empty if there is no run.
+        data_checksums: of the images and annotations of each split, empty if there is no run.
+        version: of uniquery.
+    """
+
+    repository: str
+    info: ModelInfo
+    evaluation: EvalLine | None
+    config: Mapping[str, Any]
+    data_checksums: Mapping[str, int]
+    version: str
+
+
+def model_card(content: CardContent) -> str:
+    """The page as Markdown, with a yaml header for the Hub."""
+    sections = [_introduction(content), _metrics(content), _classes(content.info), _data(content), _settings(content)]
+    header = yaml.safe_dump(_header(content), sort_keys=False, allow_unicode=True)
+    return f"---\n{header}---\n\n" + "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _header(content: CardContent) -> dict[str, Any]:
+    header: dict[str, Any] = {
+        "library_name": "uniquery",
+        "pipeline_tag": "image-segmentation",
+        "tags": ["instance-segmentation", content.info.model.name, content.info.backbone.name],
+    }
+    if content.evaluation is None:
+        return header
+    figures = [
+        {"type": name, "value": round(value, 2)} for name, value in content.evaluation.metrics.items() if _shown(value)
+    ]
+    result = {
+        "task": {"type": "image-segmentation"},
+        "dataset": {"type": "custom", "name": "validation data"},
+        "metrics": figures,
+    }
+    name = content.repository.partition("/")[2]
+    return {**header, "model-index": [{"name": name, "results": [result]}]} if figures else header
+
+
+def _introduction(content: CardContent) -> str:
+    count = len(content.info.categories)
+    return f"""# {content.repository.partition("/")[2]}
+
+An instance segmenter, {content.info.model.name} on {content.info.backbone.name}, for {count} \
+class{"es" if count != 1 else ""}. Trained with uniquery {content.version}.
+
+```python
+import uniquery  # pip install 'uniquery[hub]'
+
+model = uniquery.load("hf://{content.repository}")
+instances = model.predict("photo.jpg")
+```"""
+
+
+def _metrics(content: CardContent) -> str:
+    line = content.evaluation
+    if line is None:
+        return "## Metrics\n\nIt was not evaluated."
+    rows = [(name, _percent(value)) for name, value in line.metrics.items()]
+    return (
+        f"## Metrics\n\nOn the validation data, in percent, after {line.step} steps "
+        f"({'EMA of the weights' if line.weights == 'ema' else 'the weights themselves'}).\n\n{_table(('metric', ''), rows)}"
+    )
+
+
+def _classes(info: ModelInfo) -> str:
+    chosen = info.thresholds
+    names = [(str(label), category.name, str(category.id)) for label, category in enumerate(info.categories)]
+    if chosen is None:
+        table, sentence = _table(("label", "class", "category id"), names), "No thresholds were chosen."
+    else:
+        rows = [(*name, f"{score:.3f}") for name, score in zip(names, chosen.scores, strict=True)]
+        table = _table(("label", "class", "category id", "score ≥"), rows)
+        sentence = (
+            f"Thresholds by {chosen.rule} on the validation data, which predictions use by default; a pixel belongs to a "
+            f"mask from a probability of {chosen.mask:g}."
+        )
+    return f"## Classes and thresholds\n\n{sentence}\n\n{table}"
+
+
+def _data(content: CardContent) -> str:
+    if not content.data_checksums:
+        return ""
+    rows = [(split, f"`{checksum:08x}`") for split, checksum in content.data_checksums.items()]
+    return (
+        "## Data\n\nCRC-32 of the file names, sizes and annotations of each split: the same data has the same checksum."
+        f"\n\n{_table(('split', 'checksum'), rows)}"
+    )
+
+
+def _settings(content: CardContent) -> str:
+    if not content.config:
+        return ""
+    text = yaml.safe_dump(dict(content.config), sort_keys=False, allow_unicode=True).rstrip()
+    return f"## Settings\n\nAlso in `config.json`; paths are left out.\n\n```yaml\n{text}\n```"
+
+
+def _shown(value: float | None) -> bool:
+    return value is not None and value == value
+
+
+def _percent(value: float | None) -> str:
+    return f"{value:.1f}" if value is not None and _shown(value) else "n/a"
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; names are text, whatever characters they have."""
+    lines = [titles, ["---"] * len(titles), *([_cell(text) for text in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")

@@ -2,8 +2,8 @@
 
 The Python blocks of one file run one after another, as one program, in a folder that holds what they speak of:
 `runs/cells`, `photo.jpg`, `photos/`, `images/`, `train.json`, `val.json`. Of shell blocks, every command is one that
-exists, with options that it has. A block that can be neither has a comment in the line above it: `<!-- not run: reason -->`.
-Blocks of the kind `text` are no code.
+exists, with options that it has. A block that can be neither has a comment in the line above it:
+`<!-- not run: reason -->`. Blocks of the kind `text` are no code.
 """
 
 import re

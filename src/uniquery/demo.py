@@ -45,8 +45,8 @@ INTRO = (
 )
 QUICK_INTRO = (
     "This is the quick demo: two trainings of a small SOLOv2, without and with the published method, of only 20 steps "
-    "on 48 drawn scenes. It shows that everything works. It is far too short to learn anything: its figures say nothing "
-    "about the model or the method. 'uniquery demo' without --quick trains longer."
+    "on 48 drawn scenes. It shows that everything works. It is far too short to learn anything: its figures say "
+    "nothing about the model or the method. 'uniquery demo' without --quick trains longer."
 )
 
 

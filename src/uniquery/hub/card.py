@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from uniquery.training.log import EvalLine
+from uniquery.training.log import EvalLine, finite
 from uniquery.weights.model_file import ModelInfo
 
 
@@ -48,9 +48,8 @@ def _header(content: CardContent) -> dict[str, Any]:
     }
     if content.evaluation is None:
         return header
-    figures = [
-        {"type": name, "value": round(value, 2)} for name, value in content.evaluation.metrics.items() if _shown(value)
-    ]
+    values = {name: finite(value) for name, value in content.evaluation.metrics.items()}
+    figures = [{"type": name, "value": round(value, 2)} for name, value in values.items() if value is not None]
     result = {
         "task": {"type": "image-segmentation"},
         "dataset": {"type": "custom", "name": "validation data"},
@@ -81,8 +80,8 @@ def _metrics(content: CardContent) -> str:
         return "## Metrics\n\nIt was not evaluated."
     rows = [(name, _percent(value)) for name, value in line.metrics.items()]
     return (
-        f"## Metrics\n\nOn the validation data, in percent, after {line.step} steps "
-        f"({'EMA of the weights' if line.weights == 'ema' else 'the weights themselves'}).\n\n{_table(('metric', ''), rows)}"
+        f"## Metrics\n\nOn the validation data, in percent, after {line.step} steps"
+        f"{', EMA of the weights' if line.weights == 'ema' else ''}.\n\n{_table(('metric', 'value'), rows)}"
     )
 
 
@@ -95,8 +94,8 @@ def _classes(info: ModelInfo) -> str:
         rows = [(*name, f"{score:.3f}") for name, score in zip(names, chosen.scores, strict=True)]
         table = _table(("label", "class", "category id", "score ≥"), rows)
         sentence = (
-            f"Thresholds by {chosen.rule} on the validation data, which predictions use by default; a pixel belongs to a "
-            f"mask from a probability of {chosen.mask:g}."
+            f"Thresholds by {chosen.rule} on the validation data, which predictions use by default. A pixel belongs to "
+            f"a mask from a probability of {chosen.mask:g}."
         )
     return f"## Classes and thresholds\n\n{sentence}\n\n{table}"
 
@@ -118,12 +117,8 @@ def _settings(content: CardContent) -> str:
     return f"## Settings\n\nAlso in `config.json`; paths are left out.\n\n```yaml\n{text}\n```"
 
 
-def _shown(value: float | None) -> bool:
-    return value is not None and value == value
-
-
 def _percent(value: float | None) -> str:
-    return f"{value:.1f}" if value is not None and _shown(value) else "n/a"
+    return "n/a" if finite(value) is None else f"{value:.1f}"
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -19,7 +19,7 @@ from uniquery.training.log import EvalLine
 from uniquery.training.run_folder import RunFolder
 from uniquery.weights.checksummed import TensorFile, read_json, write_checksummed
 from uniquery.weights.hub import explain_hub_errors, import_hub, is_repository
-from uniquery.weights.model_file import BEST, MODEL_FILE, ModelInfo, find_model_file, read_model_file
+from uniquery.weights.model_file import BEST, MODEL_FILE, find_model_file, read_model_file
 
 CARD_FILE, CONFIG_FILE = "README.md", "config.json"
 _PLACES = ("name", "output")  # of a run: they say where it is, not what it is

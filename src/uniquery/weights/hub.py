@@ -14,7 +14,6 @@ from typing import Any
 from uniquery.errors import CheckpointError, UserError
 from uniquery.weights.checksummed import CHECKSUMS_FILE
 
-MODEL_FILE = "model.safetensors"
 _REPOSITORY = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 _ADDRESS = re.compile(rf"hf:/{{1,2}}(?P<repository>{_REPOSITORY})(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -34,11 +33,15 @@ def is_repository(name: str) -> bool:
     return re.fullmatch(_REPOSITORY, name, re.ASCII) is not None
 
 
-def download_model(address: str | Path) -> Path:
-    """The folder with the model of an address, from the cache or downloaded into it.
+def download_model(address: str | Path, file: str) -> Path:
+    """The model file of an address, from the cache or downloaded into it.
 
     What is in the cache is taken without asking the Hub. An address with a branch or a tag, such as
     `hf://user/name@main`, asks for its newest version, and takes the cache if the Hub cannot be reached.
+
+    Args:
+        address: `hf://user/name` or `hf://user/name@revision`.
+        file: the name of the model file in the repository.
 
     Raises:
         CheckpointError: the address is wrong, or there is no such model.
@@ -50,27 +53,26 @@ def download_model(address: str | Path) -> Path:
     repository, revision = match["repository"], match["revision"]
     name = f"hf://{repository}" + (f"@{revision}" if revision else "")
     is_moving = revision is not None and not _COMMIT.fullmatch(revision)
-    folder = None if is_moving else _cached(repository, revision)
+    folder = None if is_moving else _cached(repository, revision, file)
     if folder is None:
         with explain_hub_errors(name):
-            folder = _download(repository, revision)
-    if not (folder / MODEL_FILE).is_file():
-        raise CheckpointError(f"{name} has no {MODEL_FILE}: it was not written by 'uniquery push'.")
-    return folder
+            folder = _download(repository, revision, file)
+    if not (folder / file).is_file():
+        raise CheckpointError(f"{name} has no {file}: it was not written by 'uniquery push'.")
+    return folder / file
 
 
-def _cached(repository: str, revision: str | None) -> Path | None:
+def _cached(repository: str, revision: str | None, file: str) -> Path | None:
     """The folder of a model that is completely in the cache."""
-    from_hub = import_hub()
     try:
-        folder = _download(repository, revision, local_files_only=True)
-    except from_hub.errors.LocalEntryNotFoundError:
+        folder = _download(repository, revision, file, local_files_only=True)
+    except import_hub().errors.LocalEntryNotFoundError:
         return None
-    return folder if (folder / MODEL_FILE).is_file() else None
+    return folder if (folder / file).is_file() else None
 
 
-def _download(repository: str, revision: str | None, **options: Any) -> Path:
-    names = [MODEL_FILE, CHECKSUMS_FILE]
+def _download(repository: str, revision: str | None, file: str, **options: Any) -> Path:
+    names = [file, CHECKSUMS_FILE]
     return Path(import_hub().snapshot_download(repository, revision=revision, allow_patterns=names, **options))
 
 

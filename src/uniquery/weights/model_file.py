@@ -25,9 +25,10 @@ from uniquery.querying.contract import Segmenter
 from uniquery.segmenters import SegmenterConfig, build_segmenter, read_segmenter_config
 from uniquery.weights.checksummed import CHECKSUMS_FILE, TensorFile, read_json, read_safetensors, write_checksummed
 from uniquery.weights.foreign import to_uniquery_names
-from uniquery.weights.hub import MODEL_FILE, download_model, is_hub_address
+from uniquery.weights.hub import download_model, is_hub_address
 
 FORMAT = "uniquery/1"
+MODEL_FILE = "model.safetensors"
 BEST, LAST = "best", "last"  # the checkpoint folders of a run
 
 
@@ -116,7 +117,7 @@ def find_model_file(path: str | Path) -> Path:
         CheckpointError: there is none.
     """
     if is_hub_address(path):
-        return download_model(path) / MODEL_FILE
+        return download_model(path, MODEL_FILE)
     path = Path(path)
     if path.is_file():
         return path
@@ -152,7 +153,8 @@ def read_model_file(path: str | Path) -> tuple[ModelInfo, dict[str, Tensor]]:
     Raises:
         CheckpointError: the file is missing, damaged, or not a uniquery model.
     """
-    return read_model_info(path), read_safetensors(find_model_file(path))
+    file = find_model_file(path)
+    return read_model_info(file), read_safetensors(file)
 
 
 def load_model(path: str | Path, device: torch.device | str = "cpu") -> tuple[Segmenter[Any, Any, Any], ModelInfo]:

@@ -107,10 +107,17 @@ def disc_model() -> dict[str, object]:
     return {"model": example["Toy"](), "images": images, "targets": targets} | {name: example[name] for name in names}
 
 
+def shared_model(monkeypatch) -> dict[str, object]:
+    """The run in place of a download."""
+    monkeypatch.setattr("uniquery.weights.model_file.download_model", lambda _, file: Path("runs/cells/best") / file)
+    return {}
+
+
 # The names that a file's blocks take as given.
 SETUPS = {
     "docs/huggingface.md": hugging_face,
     "docs/add_a_segmenter.md": lambda _: {"dataclass": dataclass, "Outputs": Outputs, "Tensor": torch.Tensor},
+    "docs/share.md": shared_model,
     "docs/plug_in.md": lambda _: disc_model(),
 }
 
@@ -178,13 +185,20 @@ def test_links_lead_somewhere(name):
 
 
 def test_the_page_of_settings_has_every_key():
-    page = runpy.run_path(str(ROOT / "docs" / "settings_page.py"))["settings_page"]()
+    page = runpy.run_path(str(ROOT / "docs" / "mkdocs_hooks.py"))["settings_page"]()
     for setting in list_settings(Config):
         is_section = setting.is_table and "." not in setting.key
         assert (f"## {setting.key}\n" if is_section else f"| `{setting.key}` |") in page
     assert "| `optim.lr` | float, above 0 | `0.01` | learning rate after the warm-up |" in page
     assert "### model: solov2" in page
     assert all(line.count("|") - line.count("\\|") == 5 for line in page.splitlines() if line.startswith("|"))
+
+
+def test_links_into_the_repository_become_text_on_the_site():
+    hook = runpy.run_path(str(ROOT / "docs" / "mkdocs_hooks.py"))["on_page_markdown"]
+    assert hook("see [the example](../examples/run.py), [errors](errors.md)", page=None) == (
+        "see the example, [errors](errors.md)"
+    )
 
 
 def test_the_site_builds_without_a_warning(tmp_path):

@@ -1,4 +1,4 @@
-"""The package as users install it: a wheel, built from the sdist, in an environment of its own, outside the repository."""
+"""The package as users install it: a wheel, built from the sdist, in an environment outside the repository."""
 
 import os
 import subprocess
@@ -61,7 +61,8 @@ def test_the_wheel_has_every_file_of_the_package(place):
 
 def test_the_sdist_has_sources_tests_and_docs(place):
     (sdist,) = (place / "dist").glob("*.tar.gz")
-    names = {name.partition("/")[2] for name in tarfile.open(sdist).getnames()}
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "README.md", "mkdocs.yml", "docs/index.md", "tests/conftest.py", "configs/demo.yaml"} <= names
     assert not [name for name in names if name.startswith((".venv", "runs/", "data/", "site/"))]
 
@@ -92,5 +93,7 @@ def test_the_quick_demo_runs(place):
 def test_what_needs_an_extra_says_so(place):
     code = "import uniquery; uniquery.load('hf://someone/cells')"
     command = [place / "environment" / "bin" / "python", "-c", code]
-    done = subprocess.run(command, check=False, cwd=place, capture_output=True, text=True, env={"PATH": os.environ["PATH"]})
+    done = subprocess.run(
+        command, check=False, cwd=place, capture_output=True, text=True, env={"PATH": os.environ["PATH"]}
+    )
     assert "pip install 'uniquery[hub]'" in done.stderr

@@ -151,7 +151,9 @@ class _Handler(BaseHTTPRequestHandler):
                 files[value["path"]] = self.state.objects[value["oid"]]
         self.state.commits[repository].append(files)
         oid = commit_id(len(self.state.commits[repository]) - 1)
-        self._answer(200, {"success": True, "commitOid": oid, "commitUrl": f"{self.state.url}/{repository}/commit/{oid}"})
+        self._answer(
+            200, {"success": True, "commitOid": oid, "commitUrl": f"{self.state.url}/{repository}/commit/{oid}"}
+        )
 
     def info(self, body: bytes, repository: str, revision: str = "main") -> None:
         if repository not in self.state.commits:
@@ -182,6 +184,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 _REPOSITORY = r"(?P<repository>[^/]+/[^/]+)"
+_FILE = f"/{_REPOSITORY}/resolve/(?P<revision>[^/]+)/(?P<file>.+)"
 _ROUTES = [
     ("POST", "/api/repos/create", _Handler.create),
     ("POST", "/api/validate-yaml", _Handler.validate_card),
@@ -192,5 +195,8 @@ _ROUTES = [
     ("GET", f"/api/models/{_REPOSITORY}/revision/(?P<revision>[^/]+)", _Handler.info),
     ("GET", f"/api/models/{_REPOSITORY}", _Handler.info),
     ("GET", f"/api/models/{_REPOSITORY}/tree/(?P<revision>[^/]+)", _Handler.tree),
-    *((method, f"/{_REPOSITORY}/resolve/(?P<revision>[^/]+)/(?P<file>.+)", _Handler.resolve) for method in ("GET", "HEAD")),
+    *(
+        (method, f"/{_REPOSITORY}/resolve/(?P<revision>[^/]+)/(?P<file>.+)", _Handler.resolve)
+        for method in ("GET", "HEAD")
+    ),
 ]

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,11 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from PIL import Image
 from safetensors.torch import load as load_tensors
 
 import uniquery
-from helpers.hub_server import HubServer, hub_server
+from helpers.hub_server import hub_server
 from helpers.small_runs import small_config
 from uniquery.cli import main
 from uniquery.errors import CheckpointError, UserError
@@ -60,7 +58,9 @@ def test_push_then_load(trained, server, scenes, capsys):
     weights = own.segmenter.state_dict()
     assert all(torch.equal(tensor, weights[name]) for name, tensor in shared.segmenter.state_dict().items())
     picture = next(scenes.images("val").iterdir())
-    assert torch.equal(own.predict(picture, score_threshold=0).scores, shared.predict(picture, score_threshold=0).scores)
+    assert torch.equal(
+        own.predict(picture, score_threshold=0).scores, shared.predict(picture, score_threshold=0).scores
+    )
 
 
 def test_the_command_line_takes_an_address(trained, server, scenes, tmp_path):
@@ -69,6 +69,7 @@ def test_the_command_line_takes_an_address(trained, server, scenes, tmp_path):
     assert (tmp_path / "out" / "results.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_program_of_its_own(trained, server, tmp_path):
     """With the environment variables that users set, not with patched constants."""
     environment = {
@@ -80,12 +81,16 @@ def test_a_program_of_its_own(trained, server, tmp_path):
     }
     code = f"import uniquery.cli as c, uniquery; assert c.main(['push', {str(trained)!r}, '{REPOSITORY}']) == 0; "
     code += f"print(uniquery.load('hf://{REPOSITORY}').classes)"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, env=environment, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     asked = len(server.requests)
     offline = {**environment, "HF_HUB_OFFLINE": "1"}
     load = f"import uniquery; print(uniquery.load('hf://{REPOSITORY}@main').classes)"
-    again = subprocess.run([sys.executable, "-c", load], env=offline, capture_output=True, text=True, timeout=120)
+    again = subprocess.run(
+        [sys.executable, "-c", load], check=False, env=offline, capture_output=True, text=True, timeout=120
+    )
     assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
     assert len(server.requests) == asked
 
@@ -112,7 +117,7 @@ class TestWhatIsUploaded:
     def test_the_settings_have_no_paths_and_are_a_configuration(self, files):
         config = json.loads(files["config.json"])
         assert {"name", "output"}.isdisjoint(config)
-        assert {"train", "val"}.isdisjoint(config["data"])
+        assert (config["data"]["train"], config["data"]["val"], config["train"]["init_from"]) == (None, None, None)
         assert uniquery.load_config("demo", list(config.items())).train.steps == 4
 
     def test_the_page(self, trained, files):
@@ -154,7 +159,7 @@ class TestWhatIsUploaded:
         uniquery.weights.checksummed.write_checksummed(tmp_path, {MODEL_FILE: content})
         asked = len(server.requests)
         assert main(["push", str(tmp_path), REPOSITORY]) == 2
-        assert f"would name {Path.home()}, a path of this machine" in capsys.readouterr().err
+        assert f"would contain {Path.home()}, a path of this machine" in capsys.readouterr().err
         assert len(server.requests) == asked
 
     def test_strange_class_names_stay_inside_their_cell(self, trained, tmp_path):
@@ -217,7 +222,9 @@ class TestMistakes:
             push_model(trained, name)
         assert not server.requests
 
-    @pytest.mark.parametrize("address", ["hf://", "hf://cells", "hf://a/b/c", "hf://../..", "hf://a/b@", "hf:///etc/passwd"])
+    @pytest.mark.parametrize(
+        "address", ["hf://", "hf://cells", "hf://a/b/c", "hf://../..", "hf://a/b@", "hf:///etc/passwd"]
+    )
     def test_addresses(self, server, address):
         with pytest.raises(CheckpointError, match="names no model: write hf://user/name"):
             uniquery.load(address)
@@ -232,7 +239,7 @@ class TestMistakes:
 
     def test_a_model_of_another_library(self, server):
         server.commits["someone/bert"] = [{"config.json": b"{}", "pytorch_model.bin": b"\x80\x04."}]
-        with pytest.raises(CheckpointError, match="hf://someone/bert has no model.safetensors"):
+        with pytest.raises(CheckpointError, match=r"hf://someone/bert has no model\.safetensors"):
             uniquery.load("hf://someone/bert")
 
     def test_a_pickle_under_our_name_is_not_read(self, server):
@@ -258,7 +265,7 @@ class TestMistakes:
     def test_no_server(self, trained, server, monkeypatch, capsys):
         monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
         assert main(["push", str(trained), REPOSITORY]) == 2
-        assert capsys.readouterr().err.startswith("error: Cannot transfer hf://someone/cells")
+        assert "error: Cannot transfer hf://someone/cells: [Errno 111] Connection refused." in capsys.readouterr().err
         with pytest.raises(CheckpointError, match="cannot be reached"):
             uniquery.load("hf://someone/other")
 

@@ -93,17 +93,10 @@ def _data_checksums(run: RunFolder) -> dict[str, int]:
 def _public_settings(config: Config) -> dict[str, Any]:
     """The settings without paths and without the place of the run."""
     backbone = config.backbone.model_copy(update={"weights": _file_name(config.backbone.weights)})
-    tables = config.model_copy(update={"backbone": backbone}).model_dump()
-    values = {key: value for key, value in tables.items() if key not in _PLACES}
-    public: dict[str, Any] = json.loads(json.dumps(_without_paths(values)))
-    return public
-
-
-def _without_paths(value: Any) -> Any:
-    if isinstance(value, dict):
-        kept = {key: _without_paths(one) for key, one in value.items() if not isinstance(one, Path)}
-        return {key: one for key, one in kept.items() if one != {} or value[key] == {}}
-    return [_without_paths(one) for one in value] if isinstance(value, list | tuple) else value
+    data = config.data.model_copy(update={"train": None, "val": None})
+    train = config.train.model_copy(update={"init_from": None})
+    public = config.model_copy(update={"backbone": backbone, "data": data, "train": train})
+    return public.model_dump(mode="json", exclude=set(_PLACES))
 
 
 def _file_name(weights: str | None) -> str | None:
@@ -125,5 +118,5 @@ def _check_no_path(name: str, text: str, paths: set[str]) -> None:
     for path in sorted(paths, key=len, reverse=True):
         if re.search(rf"(?<![\w/.:-]){re.escape(path)}(?![\w-])", text):
             raise UserError(
-                f"{name} would tell the path {path} of this machine: nothing was uploaded. Is it a class name?"
+                f"{name} would contain {path}, a path of this machine, perhaps as a class name: nothing was uploaded."
             )

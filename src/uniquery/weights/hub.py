@@ -120,7 +120,10 @@ def explain_hub_errors(name: str) -> Iterator[None]:
         status = getattr(error.response, "status_code", None)
         advice = " Log in with 'hf auth login', with a token that may write." if status in (401, 403) else ""
         raise CheckpointError(f"The Hub refused the request for {name}: {_first_line(error)}.{advice}") from None
-    except OSError as error:
+    except Exception as error:
+        # Errors of the connection are those of the HTTP library: httpx in huggingface_hub 1, httpx2 in version 2.
+        if not isinstance(error, OSError) and not type(error).__module__.startswith("httpx"):
+            raise
         raise CheckpointError(f"Cannot transfer {name}: {_first_line(error)}.") from None
 
 

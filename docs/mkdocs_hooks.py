@@ -1,5 +1,9 @@
-"""Writes the page of all settings when mkdocs builds the site: the settings models are its one source."""
+"""What mkdocs does when it builds the site, besides its own: the page of all settings, links into the repository.
 
+The settings models are the one source of that page.
+"""
+
+import re
 from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
@@ -22,6 +26,11 @@ def on_files(files: Any, config: Any) -> Any:
 
     files.append(File.generated(config, PAGE, content=settings_page()))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links to files of the repository lead nowhere on the site: only their text stays."""
+    return re.sub(r"\[([^\]]+)\]\(\.\./[^)]*\)", r"\1", markdown)
 
 
 def settings_page() -> str:

@@ -11,7 +11,7 @@ demo: $(READY)
 
 docs: $(READY)
 	$(BIN)/mkdocs build --strict
-	@echo "Open site/index.html in a browser."
+	@echo "Open site/index.html in a browser; for its search: python3 -m http.server -d site"
 
 test: $(READY)
 	$(BIN)/python -m pytest -q -m "not slow"

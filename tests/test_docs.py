@@ -208,6 +208,10 @@ def test_the_site_builds_without_a_warning(tmp_path):
     done = subprocess.run(build, check=False, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     pages = {page.name for page in (tmp_path / "site").glob("*.html")}
+    loaded = re.findall(
+        r'<(?:script|link)[^>]*(?:src|href)="https?://[^"]*', (tmp_path / "site/index.html").read_text()
+    )
+    assert not loaded  # nothing from other servers
     assert pages >= {Path(name).with_suffix(".html").name for name in FILES if name.startswith("docs/")} | {
         "settings.html"
     }

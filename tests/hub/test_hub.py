@@ -67,6 +67,8 @@ def test_the_command_line_takes_an_address(trained, server, scenes, tmp_path):
     push_model(trained, REPOSITORY)
     assert main(["predict", f"hf://{REPOSITORY}", str(scenes.images("val")), "-o", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "results.json").is_file()
+    data = (str(scenes.annotations("val")), str(scenes.images("val")))
+    assert main(["eval", f"hf://{REPOSITORY}", "--data", *data, "--workers", "0"]) == 0
 
 
 @pytest.mark.slow

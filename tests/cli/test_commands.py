@@ -581,7 +581,7 @@ def test_the_demo(tmp_path, monkeypatch, capsys):
     assert "our recommended setting" in page
 
 
-def test_the_quick_demo_is_short_and_says_so(tmp_path, monkeypatch):
+def test_the_quick_demo_is_short_and_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         demo, "QUICK_SCENES", ScenesConfig(train_images=6, val_images=4, size=64, classes=3, crowding=4)
@@ -597,3 +597,4 @@ def test_the_quick_demo_is_short_and_says_so(tmp_path, monkeypatch):
     assert all(config.train.batch_size == 2 for config in asked)
     assert asked[0].data.train.images == Path("data/scenes_quick/images/train")
     assert "far too short" in Path("runs/demo/report.html").read_text()
+    assert "Too few steps to learn anything" in capsys.readouterr().out

@@ -128,13 +128,16 @@ class TestWhatIsUploaded:
         assert header["library_name"] == "uniquery"
         assert header["pipeline_tag"] == "image-segmentation"
         lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
-        best = max((line["metrics"] for line in lines if line["kind"] == "eval"), key=lambda m: m["AP"])
+        line = max((line for line in lines if line["kind"] == "eval"), key=lambda line: line["metrics"]["AP"])
+        best, per_class = line["metrics"], line["per_class"]
         figures = {figure["type"]: figure["value"] for figure in header["model-index"][0]["results"][0]["metrics"]}
         assert figures["AP"] == round(best["AP"], 2)
         assert f"| AP | {best['AP']:.1f} |" in page
         names = [category.name for category in read_model_info(trained).categories]
-        assert all(f"| {label} | {name} |" in page for label, name in enumerate(names))
-        assert "| 0.250 |" in page
+        scores = (0.25, 0.5, 0.75)
+        for label, (name, score) in enumerate(zip(names, scores, strict=True)):
+            measured = "n/a" if per_class[name] is None else f"{per_class[name]:.1f}"
+            assert f"| {label} | {name} | {label + 1} | {measured} | {score:.3f} |" in page
         assert "best-f1" in page
         checksums = json.loads((trained / "last" / "trainer.json").read_text())["data_checksums"]
         assert all(f"| {split} | `{checksum:08x}` |" in page for split, checksum in checksums.items())

@@ -38,6 +38,8 @@ def run(args: argparse.Namespace) -> None:
         scenes = make_demo_scenes(data, progress, quick=args.quick)
     demo = run_demo(scenes, args.output, args.set, quick=args.quick, console=console, warn=print_warning)
     console.print(_summary(demo.runs))
+    if args.quick:
+        print("Too few steps to learn anything: this only shows that everything works.")
     print(f"{(time.perf_counter() - start) / 60:.1f} minutes. Open {demo.page} in a browser.")
 
 

@@ -35,7 +35,7 @@ class CardContent:
 
 def model_card(content: CardContent) -> str:
     """The page as Markdown, with a yaml header for the Hub."""
-    sections = [_introduction(content), _metrics(content), _classes(content.info), _data(content), _settings(content)]
+    sections = [_introduction(content), _metrics(content), _classes(content), _data(content), _settings(content)]
     header = yaml.safe_dump(_header(content), sort_keys=False, allow_unicode=True)
     return f"---\n{header}---\n\n" + "\n\n".join(section for section in sections if section) + "\n"
 
@@ -85,19 +85,24 @@ def _metrics(content: CardContent) -> str:
     )
 
 
-def _classes(info: ModelInfo) -> str:
-    chosen = info.thresholds
-    names = [(str(label), category.name, str(category.id)) for label, category in enumerate(info.categories)]
-    if chosen is None:
-        table, sentence = _table(("label", "class", "category id"), names), "No thresholds were chosen."
-    else:
-        rows = [(*name, f"{score:.3f}") for name, score in zip(names, chosen.scores, strict=True)]
-        table = _table(("label", "class", "category id", "score ≥"), rows)
+def _classes(content: CardContent) -> str:
+    chosen, line = content.info.thresholds, content.evaluation
+    columns: dict[str, list[str]] = {
+        "label": [str(label) for label in range(len(content.info.categories))],
+        "class": [category.name for category in content.info.categories],
+        "category id": [str(category.id) for category in content.info.categories],
+    }
+    if line is not None and line.per_class:
+        columns[line.headline] = [_percent(line.per_class.get(name)) for name in columns["class"]]
+    sentence = "No thresholds were chosen."
+    if chosen is not None:
+        columns["score ≥"] = [f"{score:.3f}" for score in chosen.scores]
         sentence = (
             f"Thresholds by {chosen.rule} on the validation data, which predictions use by default. A pixel belongs to "
             f"a mask from a probability of {chosen.mask:g}."
         )
-    return f"## Classes and thresholds\n\n{sentence}\n\n{table}"
+    rows = list(zip(*columns.values(), strict=True))
+    return f"## Classes and thresholds\n\n{sentence}\n\n{_table(tuple(columns), rows)}"
 
 
 def _data(content: CardContent) -> str:
@@ -105,7 +110,7 @@ def _data(content: CardContent) -> str:
         return ""
     rows = [(split, f"`{checksum:08x}`") for split, checksum in content.data_checksums.items()]
     return (
-        "## Data\n\nCRC-32 of the file names, sizes and annotations of each split: the same data has the same checksum."
+        "## Data\n\nCRC-32 of what training reads from the annotations of each split, image names included."
         f"\n\n{_table(('split', 'checksum'), rows)}"
     )
 

@@ -71,6 +71,15 @@ def test_the_command_line_takes_an_address(trained, server, scenes, tmp_path):
     assert main(["eval", f"hf://{REPOSITORY}", "--data", *data, "--workers", "0"]) == 0
 
 
+def test_training_starts_from_an_address(trained, server, scenes, tmp_path):
+    push_model(trained, REPOSITORY)
+    overrides = [f"train.init_from=hf://{REPOSITORY}", "train.steps=1", "optim.lr=1e-12"]
+    config = uniquery.load_config(small_config(tmp_path, scenes), overrides)
+    weights = uniquery.load(trained / "best").segmenter.state_dict()
+    started = uniquery.load(uniquery.train(config)).segmenter.state_dict()
+    assert all(torch.allclose(started[name], weights[name], atol=1e-6) for name in weights if "bias" in name)
+
+
 @pytest.mark.slow
 def test_a_program_of_its_own(trained, server, tmp_path):
     """With the environment variables that users set, not with patched constants."""

@@ -4,10 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all check bench clean
+.PHONY: demo docs test test-all check bench clean
 
 demo: $(READY)
 	$(BIN)/uniquery demo
+
+docs: $(READY)
+	$(BIN)/mkdocs build --strict
+	@echo "Open site/index.html in a browser; for its search: python3 -m http.server -d site"
 
 test: $(READY)
 	$(BIN)/python -m pytest -q -m "not slow"
@@ -32,4 +36,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache site

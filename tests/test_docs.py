@@ -1,48 +1,59 @@
 """The code and the commands of README.md and docs/ work.
 
 The Python blocks of one file run one after another, as one program, in a folder that holds what they speak of:
-`runs/cells`, `photo.jpg`, `photos/`, `images/`, `train.json`, `val.json`. A block that cannot run has a comment
-in the line above it: `<!-- not run: reason -->`.
+`runs/cells`, `photo.jpg`, `photos/`, `images/`, `train.json`, `val.json`. Of shell blocks, every command is one that
+exists, with options that it has. A block that can be neither has a comment in the line above it:
+`<!-- not run: reason -->`. Blocks of the kind `text` are no code.
 """
 
 import re
+import runpy
 import shlex
 import shutil
+import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 import uniquery
 from helpers.small_runs import small_config
 from helpers.small_segmenters import drawn
 from uniquery.cli import build_parser
+from uniquery.settings_reference import list_settings
 from uniquery.structures import Outputs
+from uniquery.training.config import Config
 
 ROOT = Path(__file__).parents[1]
 FILES = {
     str(path.relative_to(ROOT)): path.read_text() for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 }
-BLOCK = re.compile(r"(?:<!-- not run:(?P<reason>.*?)-->\n)?```python\n(?P<code>.*?)```", re.DOTALL)
-SHELL_BLOCK = re.compile(r"```(?:bash|sh)\n(.*?)```", re.DOTALL)
+BLOCK = re.compile(
+    r"^(?:<!-- not run:(?P<reason>.*?)-->\n)? *```(?P<kind>\w*)\n(?P<code>.*?)^ *```$", re.DOTALL | re.MULTILINE
+)
+SHELL = ("bash", "sh")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def blocks(name: str) -> list[re.Match[str]]:
-    return list(BLOCK.finditer(FILES[name]))
+def blocks(name: str, *kinds: str) -> list[re.Match[str]]:
+    return [block for block in BLOCK.finditer(FILES[name]) if not kinds or block["kind"] in kinds]
+
+
+def shell_lines(block: re.Match[str]) -> list[str]:
+    """Its commands, one a line, without comments."""
+    lines = [line.strip() for line in block["code"].replace("\\\n", " ").splitlines()]
+    return [part.strip() for line in lines if not line.startswith("#") for part in line.split("&&") if part.strip()]
 
 
 def commands() -> list[str]:
     """Every command line of a shell block, and those inside the README's sentences."""
-    lines = [
-        line
-        for text in FILES.values()
-        for block in SHELL_BLOCK.findall(text)
-        for line in block.replace("\\\n", " ").splitlines()
-    ]
+    lines = [line for name in FILES for block in blocks(name, *SHELL) for line in shell_lines(block)]
     found = [match[1] for line in lines if (match := re.search(r"(?:^|-m )(uniquery .*)", line)) and "…" not in line]
     return found + re.findall(r"`(uniquery [^`]*)`", FILES["README.md"])
 
@@ -87,17 +98,35 @@ def hugging_face(monkeypatch) -> dict[str, object]:
     return {"images": images, "targets": targets, "batch": batch, "image_ids": [0, 1]}
 
 
+def disc_model() -> dict[str, object]:
+    """The model and the data of the example that the page explains."""
+    example = runpy.run_path(str(ROOT / "examples" / "plug_in_your_model.py"))
+    torch.manual_seed(0)
+    images, targets = example["discs"](range(4))
+    names = ("decode", "mask_loss")
+    return {"model": example["Toy"](), "images": images, "targets": targets} | {name: example[name] for name in names}
+
+
+def shared_model(monkeypatch) -> dict[str, object]:
+    """The run in place of a download."""
+    monkeypatch.setattr("uniquery.weights.model_file.download_model", lambda _, file: Path("runs/cells/best") / file)
+    return {}
+
+
 # The names that a file's blocks take as given.
 SETUPS = {
     "docs/huggingface.md": hugging_face,
     "docs/add_a_segmenter.md": lambda _: {"dataclass": dataclass, "Outputs": Outputs, "Tensor": torch.Tensor},
+    "docs/share.md": shared_model,
+    "docs/plug_in.md": lambda _: disc_model(),
 }
 
 
 def test_there_is_something_to_check():
     assert len(commands()) >= 8
     assert blocks("README.md")
-    assert set(SETUPS) <= {name for name in FILES if blocks(name)}
+    assert set(SETUPS) <= {name for name in FILES if blocks(name, "python")}
+    assert all(FILES[name].count("```") == 2 * len(blocks(name)) for name in FILES)  # no block is overlooked
 
 
 @pytest.mark.parametrize("command", commands())
@@ -105,19 +134,84 @@ def test_commands_parse(command):
     build_parser().parse_args(shlex.split(command)[1:])
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if blocks(name)])
+@pytest.mark.parametrize("name", [name for name in FILES if blocks(name, "python")])
 def test_python_blocks_run(name, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     namespace = SETUPS[name](monkeypatch) if name in SETUPS else {}
     namespace["__name__"] = name  # dataclasses look their module up
     monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    for block in blocks(name):
+    for block in blocks(name, "python"):
         if block["reason"] is None:
             line = FILES[name].count("\n", 0, block.start("code"))
             exec(compile("\n" * line + block["code"], name, "exec"), namespace)
     assert capsys.readouterr().out or name != "README.md"
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if blocks(name)])
-def test_blocks_that_do_not_run_say_why(name):
-    assert all(block["reason"] is None or block["reason"].strip() for block in blocks(name))
+def is_known(command: str) -> bool:
+    """Whether a command that is not ours exists: a script or a target of this repository, or an installation."""
+    program, *words = shlex.split(command)
+    if program == "make":
+        return all(re.search(rf"^{word}:", (ROOT / "Makefile").read_text(), re.MULTILINE) for word in words)
+    if program == "python":
+        return (ROOT / words[0]).is_file()
+    if program == "pip":
+        extras = [extra for word in words for found in re.findall(r"\[(.*)\]", word) for extra in found.split(",")]
+        return words[0] == "install" and set(extras) <= set(PROJECT["optional-dependencies"])
+    if program == "docker":
+        files = [words[i + 1] for i, word in enumerate(words) if word in ("-f", "--file")]
+        return all((ROOT / file).is_file() for file in files)
+    return command in ("python3 -m venv .venv", ". .venv/bin/activate")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_block_is_run_or_marked(name):
+    for block in blocks(name):
+        if block["reason"] is not None:
+            assert block["reason"].strip()
+        elif block["kind"] == "yaml":
+            assert yaml.safe_load(block["code"])
+        elif block["kind"] in SHELL:
+            others = [line for line in shell_lines(block) if not re.search(r"(?:^|-m )uniquery ", line)]
+            assert not [line for line in others if not is_known(line)]
+        else:
+            assert block["kind"] in ("python", "text")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_links_lead_somewhere(name):
+    """On GitHub too, where the page of all settings does not exist."""
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", FILES[name]):
+        assert (ROOT / name).parent.joinpath(target).exists() or target == "settings.md", target
+
+
+def test_the_page_of_settings_has_every_key():
+    page = runpy.run_path(str(ROOT / "docs" / "mkdocs_hooks.py"))["settings_page"]()
+    for setting in list_settings(Config):
+        is_section = setting.is_table and "." not in setting.key
+        assert (f"## {setting.key}\n" if is_section else f"| `{setting.key}` |") in page
+    assert "| `optim.lr` | float, above 0 | `0.01` | learning rate after the warm-up |" in page
+    assert "### model: solov2" in page
+    assert all(line.count("|") - line.count("\\|") == 5 for line in page.splitlines() if line.startswith("|"))
+
+
+def test_links_into_the_repository_become_text_on_the_site():
+    hook = runpy.run_path(str(ROOT / "docs" / "mkdocs_hooks.py"))["on_page_markdown"]
+    assert hook("see [the example](../examples/run.py), [errors](errors.md)", page=None) == (
+        "see the example, [errors](errors.md)"
+    )
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("material")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(build, check=False, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    pages = {page.name for page in (tmp_path / "site").glob("*.html")}
+    loaded = re.findall(
+        r'<(?:script|link)[^>]*(?:src|href)="https?://[^"]*', (tmp_path / "site/index.html").read_text()
+    )
+    assert not loaded  # nothing from other servers
+    assert pages >= {Path(name).with_suffix(".html").name for name in FILES if name.startswith("docs/")} | {
+        "settings.html"
+    }

@@ -219,7 +219,8 @@ def load(path: str | Path, *, device: str = "auto") -> Model:
     """A trained model, ready to predict.
 
     Args:
-        path: a run folder (its best model), a checkpoint folder or a model file.
+        path: a run folder (its best model), a checkpoint folder, a model file, or `hf://user/name` on the Hugging Face
+            Hub. `hf://user/name@revision` is a commit, a tag or a branch of it.
         device: a torch device; `auto` takes a GPU if there is one.
 
     Raises:

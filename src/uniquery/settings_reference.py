@@ -21,6 +21,7 @@ from uniquery.errors import ConfigError, did_you_mean
 ANY = "*"
 """Stands for a position in a list, or for a name that the user chooses."""
 _LIMITS = {Gt: ("above", "gt"), Ge: ("at least", "ge"), Lt: ("below", "lt"), Le: ("at most", "le")}
+_TAGS = ("name", "op")  # the fields by which a table is chosen among others
 _NAMES = {"NoneType": "null", "str": "text", "bool": "true or false", "Path": "path"}
 
 
@@ -55,7 +56,8 @@ def list_settings(model: type[BaseModel], prefix: str = "", variant: str = "") -
     documented = _documented_attributes(model)
     for name, field in model.model_fields.items():
         key, tables = f"{prefix}{name}", _tables(field.annotation)
-        sentence = field.description or documented.get(name) or (_first_line(tables[0]) if len(tables) == 1 else "")
+        table = tables[0] if len(tables) == 1 else model if name in _TAGS else None
+        sentence = field.description or documented.get(name) or (_first_line(table) if table else "")
         yield Setting(key, variant, _type_text(field), _default_text(field), sentence, bool(tables))
         inside = f"{key}." if not _is_collection(field.annotation) else f"{key}.{ANY}."
         for table in tables:
@@ -93,9 +95,9 @@ def _is_collection(annotation: Any) -> bool:
 
 
 def _tag(table: type[BaseModel]) -> str:
-    """The name by which a table is chosen among others: the default of its field `name` or `op`."""
-    field = table.model_fields.get("name") or table.model_fields.get("op")
-    return str(field.default) if field is not None else table.__name__
+    """The name by which a table is chosen among others: the default of its tag."""
+    fields = [table.model_fields[tag] for tag in _TAGS if tag in table.model_fields]
+    return str(fields[0].default) if fields else table.__name__
 
 
 def _type_text(field: FieldInfo) -> str:

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,12 +15,14 @@ from safetensors.torch import save_file
 from helpers.small_runs import small_config
 from uniquery import demo
 from uniquery.cli import COMMANDS, build_parser, data, main, predict, weights
+from uniquery.cli import demo as demo_command
 from uniquery.data import importing
 from uniquery.data.coco_json import read_json
 from uniquery.data.scenes import ScenesConfig
 from uniquery.masks import rle
 from uniquery.model import SCORE_THRESHOLD
 from uniquery.report.predictions import DEFAULT_FORMATS, FORMATS
+from uniquery.training.config import load_config
 from uniquery.weights.convert import PROJECTS
 
 
@@ -65,6 +68,7 @@ def test_every_command_has_help_with_an_example(capsys):
         "diagnose",
         "study",
         "paper",
+        "push",
         "report",
         "config show",
         "config explain",
@@ -576,3 +580,22 @@ def test_the_demo(tmp_path, monkeypatch, capsys):
     assert page.count("<svg") > 1
     assert "paper minus plain, best weights of each:" in page
     assert "our recommended setting" in page
+
+
+def test_the_quick_demo_is_short_and_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        demo, "QUICK_SCENES", ScenesConfig(train_images=6, val_images=4, size=64, classes=3, crowding=4)
+    )
+    asked = []
+    monkeypatch.setattr(demo, "_train_and_diagnose", lambda overrides, _: asked.append(load_config("demo", overrides)))
+    monkeypatch.setattr(demo, "build_report", lambda runs, page, *, intro, warn: page.write_text(intro))
+    monkeypatch.setattr(demo_command, "_summary", lambda runs: "")
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    monkeypatch.setattr(demo, "_new_folder", lambda output: output / "demo")
+    assert main(["demo", "--quick", "--set", "train.batch_size=2"]) == 0
+    assert [config.train.steps for config in asked] == [20, 20]
+    assert all(config.train.batch_size == 2 for config in asked)
+    assert asked[0].data.train.images == Path("data/scenes_quick/images/train")
+    assert "far too short" in Path("runs/demo/report.html").read_text()
+    assert "Too few steps to learn anything" in capsys.readouterr().out

@@ -30,6 +30,7 @@ COMMANDS = {
     "report": "write one html page of curves, tables and pictures of a run, or compare several runs",
     "config": "show or list configurations",
     "data": "import, split, make, check or preview data",
+    "push": "upload a model to the Hugging Face Hub, with a page about it",
     "weights": "convert models to the names of other projects, and their checkpoints to models",
 }
 

@@ -106,8 +106,10 @@ class Flip(Augmentation):
 
     is_mirror = True
     op: Literal["flip"] = "flip"
-    p: float = Field(0.5, ge=0, le=1)
-    axis: Literal["horizontal", "vertical"] = "horizontal"
+    p: float = Field(0.5, ge=0, le=1, description="probability of a flip")
+    axis: Literal["horizontal", "vertical"] = Field(
+        "horizontal", description="horizontal: left and right change places"
+    )
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         if rng.random() >= self.p:
@@ -121,7 +123,7 @@ class Transpose(Augmentation):
 
     is_mirror = True
     op: Literal["transpose"] = "transpose"
-    p: float = Field(0.5, ge=0, le=1)
+    p: float = Field(0.5, ge=0, le=1, description="probability of a transposition")
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         if rng.random() >= self.p:
@@ -133,7 +135,7 @@ class Crop(Augmentation):
     """Crops a window whose sides are fractions of the image's sides."""
 
     op: Literal["crop"] = "crop"
-    p: float = Field(1.0, ge=0, le=1)
+    p: float = Field(1.0, ge=0, le=1, description="probability of a crop")
     range: tuple[Fraction, Fraction] = Field((0.6, 1.0), description="smallest and largest fraction of each side")
 
     @model_validator(mode="after")
@@ -176,9 +178,9 @@ class Color(Augmentation):
     """Changes brightness, contrast and saturation, each by a factor in 1 ± strength."""
 
     op: Literal["color"] = "color"
-    brightness: float = Field(0.2, ge=0, lt=1)
-    contrast: float = Field(0.2, ge=0, lt=1)
-    saturation: float = Field(0.2, ge=0, lt=1)
+    brightness: float = Field(0.2, ge=0, lt=1, description="largest change, as a fraction")
+    contrast: float = Field(0.2, ge=0, lt=1, description="largest change, as a fraction")
+    saturation: float = Field(0.2, ge=0, lt=1, description="largest change, as a fraction")
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         brightness, contrast, saturation = (

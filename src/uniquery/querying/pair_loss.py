@@ -25,7 +25,7 @@ class PairLoss(Settings):
     `InterSceneLoss` does.
     """
 
-    name: LossName = "focal"
+    name: LossName = Field("focal", description="the loss of a pair; only focal has alpha and gamma")
     alpha: float = Field(0.1, ge=0, lt=1, description="focal loss: weight of positives; negatives weigh 1 − alpha")
     gamma: float = Field(2.5, ge=0, description="focusing parameter of the focal loss")
 

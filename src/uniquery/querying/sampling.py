@@ -26,7 +26,10 @@ Sampler = Callable[[Tensor, torch.Generator | None], tuple[Tensor, Tensor]]
 class PixelSampling(Settings):
     """Which pixels of an image enter the memory."""
 
-    name: Literal["instance_balanced", "sparse", "dense"] = "instance_balanced"
+    name: Literal["instance_balanced", "sparse", "dense"] = Field(
+        "instance_balanced",
+        description="the same number of each instance, a number of each image, or every pixel of every instance",
+    )
     count: int | None = Field(
         None, gt=0, description="pixels of each instance (None: 50), or of each image if sparse (None: 500)"
     )

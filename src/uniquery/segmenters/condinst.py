@@ -60,14 +60,14 @@ class CondInstConfig(SegmenterSettings):
     finest_stride: Literal[4, 8] = Field(
         8, description="stride of the first level and of the pixel embeddings; 4: small objects"
     )
-    levels: int = Field(5, ge=3, le=6)
+    levels: int = Field(5, ge=3, le=6, description="levels of the FPN")
     size_limits: tuple[float, ...] | None = Field(
         None, description="box sizes that separate the levels, in pixels; None: 8 strides of each level"
     )
     max_queries: int = Field(500, gt=0, description="positives that decode a mask in a training step")
     score_threshold: float = Field(0.05, ge=0, le=1, description="smallest class × centerness, before the square root")
     candidates: int = Field(1000, gt=0, description="most candidates per level before NMS")
-    nms_threshold: float = Field(0.6, ge=0, le=1)
+    nms_threshold: float = Field(0.6, ge=0, le=1, description="IoU of boxes above which NMS keeps the better")
 
     @property
     def queries_have_locations(self) -> bool:

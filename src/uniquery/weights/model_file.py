@@ -25,6 +25,7 @@ from uniquery.querying.contract import Segmenter
 from uniquery.segmenters import SegmenterConfig, build_segmenter, read_segmenter_config
 from uniquery.weights.checksummed import CHECKSUMS_FILE, TensorFile, read_json, read_safetensors, write_checksummed
 from uniquery.weights.foreign import to_uniquery_names
+from uniquery.weights.hub import download_model, is_hub_address
 
 FORMAT = "uniquery/1"
 MODEL_FILE = "model.safetensors"
@@ -110,11 +111,13 @@ def _category(fields: Sequence[Any]) -> Category:
 
 
 def find_model_file(path: str | Path) -> Path:
-    """The model file of a run folder (its best model), of a checkpoint folder, or the file itself.
+    """The model file of a run folder (its best model), of a checkpoint folder, of the Hub, or the file itself.
 
     Raises:
         CheckpointError: there is none.
     """
+    if is_hub_address(path):
+        return download_model(path, MODEL_FILE)
     path = Path(path)
     if path.is_file():
         return path
@@ -150,7 +153,8 @@ def read_model_file(path: str | Path) -> tuple[ModelInfo, dict[str, Tensor]]:
     Raises:
         CheckpointError: the file is missing, damaged, or not a uniquery model.
     """
-    return read_model_info(path), read_safetensors(find_model_file(path))
+    file = find_model_file(path)
+    return read_model_info(file), read_safetensors(file)
 
 
 def load_model(path: str | Path, device: torch.device | str = "cpu") -> tuple[Segmenter[Any, Any, Any], ModelInfo]:
@@ -188,6 +192,8 @@ def store_thresholds(path: str | Path, thresholds: Thresholds) -> Path:
         CheckpointError: the file is missing, damaged, or not a uniquery model.
         UserError: it cannot be written; it is then unchanged.
     """
+    if is_hub_address(path):
+        raise CheckpointError(f"{path} is shared: store thresholds in the model of your run, then push that.")
     file = find_model_file(path)
     info, state = read_model_file(file)
     content = TensorFile(state, replace(info, thresholds=thresholds).to_metadata())

@@ -1,0 +1,1 @@
+"""Publishing models on the Hugging Face Hub; `weights/hub.py` downloads them."""

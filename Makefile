@@ -13,11 +13,14 @@ docs: $(READY)
 	$(BIN)/mkdocs build --strict
 	@echo "Open site/index.html in a browser; for its search: python3 -m http.server -d site"
 
+# One thread each, as threads of several processes on the same cores wait for each other.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile
+
 test: $(READY)
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: $(READY)
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, overload
 
 import torch
+from torch import Tensor
 
 from uniquery.data.augment import TestSize
 from uniquery.data.dataset import Category, is_panoptic
@@ -17,9 +18,10 @@ from uniquery.masks.panoptic import PanopticSegments
 from uniquery.parallel import choose_device
 from uniquery.querying.contract import Segmenter
 from uniquery.structures import Instances
-from uniquery.weights.model_file import ModelInfo, load_model
+from uniquery.weights.model_file import ModelInfo, Thresholds, load_model
 
 SCORE_THRESHOLD = 0.5
+"""The smallest score of a model without thresholds of its own."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -45,6 +47,11 @@ class Model:
         return tuple(category.name for category in self.categories)
 
     @property
+    def thresholds(self) -> Thresholds | None:
+        """The thresholds that `uniquery eval --choose-thresholds` stored in the model file; None if it was not run."""
+        return self.info.thresholds
+
+    @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.segmenter.parameters()).device
@@ -57,7 +64,7 @@ class Model:
         self,
         image: ImageInput,
         *,
-        score_threshold: float = ...,
+        score_threshold: float | None = ...,
         mask_threshold: float | None = ...,
         short: int | None = ...,
     ) -> Instances: ...
@@ -67,7 +74,7 @@ class Model:
         self,
         image: list[Any] | tuple[ImageInput, ...],  # lists are invariant: list[Path] is no list[ImageInput]
         *,
-        score_threshold: float = ...,
+        score_threshold: float | None = ...,
         mask_threshold: float | None = ...,
         short: int | None = ...,
     ) -> list[Instances]: ...
@@ -76,7 +83,7 @@ class Model:
         self,
         image: ImageInput | list[Any] | tuple[ImageInput, ...],
         *,
-        score_threshold: float = SCORE_THRESHOLD,
+        score_threshold: float | None = None,
         mask_threshold: float | None = None,
         short: int | None = None,
     ) -> Instances | list[Instances]:
@@ -85,8 +92,9 @@ class Model:
         Args:
             image: a path, a PIL image, an (H, W, 3) or (H, W) uint8 array or a (3, H, W) uint8 tensor in RGB;
                 or a list or tuple of them.
-            score_threshold: the smallest score.
-            mask_threshold: the smallest probability of a mask's pixel, by default the model's own.
+            score_threshold: the smallest score; by default that of each class in `thresholds`, else 0.5.
+            mask_threshold: the smallest probability of a mask's pixel; by default that of `thresholds`, else the
+                segmenter's own.
             short: the short side in pixels to which the image is resized, by default that of the model's test size;
                 the limit of the long side changes by the same factor.
 
@@ -105,11 +113,14 @@ class Model:
         for name, threshold in (("score_threshold", score_threshold), ("mask_threshold", mask_threshold)):
             if threshold is not None and not 0 <= threshold <= 1:
                 raise ConfigError(f"{name} is a probability from 0 to 1, not {threshold:g}.")
-        size = self._test_size(short)
+        size, chosen = self._test_size(short), self.thresholds
+        if mask_threshold is None and chosen is not None:
+            mask_threshold = chosen.mask
         instances = predict_image(
             self.segmenter, as_rgb_array(image), size.short, size.longest, mask_threshold=mask_threshold
         )
-        kept = instances[instances.scores >= score_threshold]
+        least = self._least_scores(score_threshold).to(instances.labels.device)
+        kept = instances[instances.scores >= least[instances.labels]]
         if is_panoptic(self.categories):  # stuff has no instances
             is_thing = torch.tensor([bool(category.is_thing) for category in self.categories])
             kept = kept[is_thing[kept.labels]]
@@ -150,6 +161,12 @@ class Model:
             overlap_threshold=overlap_threshold,
         )
         return segments
+
+    def _least_scores(self, score_threshold: float | None) -> Tensor:
+        """(K,) the smallest score of each class."""
+        if score_threshold is None and self.thresholds is not None:
+            return torch.tensor(self.thresholds.scores)
+        return torch.full((len(self.categories),), SCORE_THRESHOLD if score_threshold is None else score_threshold)
 
     def _test_size(self, short: int | None) -> TestSize:
         """The model's own test size, or one that is larger or smaller by a factor."""

@@ -68,7 +68,7 @@ def test_every_command_has_help_with_an_example(capsys):
         "config list",
         "data make-scenes",
     ]
-    for name in [*names, "data check", "data preview", "weights convert"]:
+    for name in [*names, "data check", "data preview", "weights convert", "weights show"]:
         with pytest.raises(SystemExit) as stop:
             build_parser().parse_args([*name.split(), "--help"])
         assert stop.value.code == 0

@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from helpers.coco_sets import random_set
 from uniquery.evaluation import evaluate
-from uniquery.evaluation.compare import MOST_SEEDS, bootstrap_over_images, image_score, paired_difference
+from uniquery.evaluation.compare import (
+    MOST_SEEDS,
+    ImageInterval,
+    compare_over_images,
+    image_score,
+    mean_interval,
+    paired_difference,
+)
 from uniquery.masks import rle
 
 
@@ -81,7 +89,7 @@ class TestImageScore:
         assert image_score([], [(0, square(0, 0, 4))]) == 0
 
 
-class TestBootstrapOverImages:
+class TestOverImages:
     def truth_and_results(self, shifts):
         images = [{"id": i, "height": 32, "width": 32} for i in range(len(shifts))]
         rows = [{"image_id": i, "category_id": 1, "segmentation": square(4, 4, 16)} for i in range(len(shifts))]
@@ -92,15 +100,53 @@ class TestBootstrapOverImages:
         ]
         return {"images": images, "categories": [{"id": 1, "name": "a"}], "annotations": annotations}, results
 
-    def test_the_difference_is_that_of_two_evaluations(self):
-        truth, good = self.truth_and_results([0] * 20)
-        _, bad = self.truth_and_results([0, 3] * 10)
-        interval = bootstrap_over_images(truth, bad, good, samples=200)
-        scores = [evaluate(truth, results).values["AP"] for results in (bad, good)]
-        assert interval.delta == pytest.approx(scores[1] - scores[0])
-        assert 0 < interval.low <= interval.delta <= interval.high
+    @pytest.mark.parametrize("seed", range(3))
+    def test_values_are_those_of_two_evaluations(self, seed):
+        truth, control = random_set(seed)
+        variant = [{**row, "score": round(1 - row["score"], 1)} for row in control]
+        compared = compare_over_images(truth, control, variant, samples=20)
+        before, after = (evaluate(truth, results) for results in (control, variant))
+        names = ["AP", "AP50", "AP75", "APs", "APm", "APl"]
+        assert [*compared.metrics] == [name for name in names if before.values[name] is not None]
+        for name, interval in compared.metrics.items():
+            assert compared.values[name] == pytest.approx((before.values[name], after.values[name]), abs=1e-9)
+            assert interval.delta == pytest.approx(after.values[name] - before.values[name], abs=1e-9)
+        measured = {name for name, value in before.per_class.items() if value is not None}
+        assert compared.per_class.keys() == measured
+        for name in measured:
+            assert compared.class_values[name] == pytest.approx((before.per_class[name], after.per_class[name]))
+
+    def test_the_interval_is_that_of_drawn_images(self):
+        """A second bootstrap: images are repeated under new ids, and evaluated as they are."""
+        rng = np.random.default_rng(0)
+        truth, good = self.truth_and_results([0] * 30)
+        _, bad = self.truth_and_results(rng.integers(0, 6, 30).tolist())
+        differences = []
+        for _ in range(150):
+            drawn = rng.integers(0, 30, 30).tolist()
+            sample = {**truth, "images": [{**truth["images"][i], "id": n} for n, i in enumerate(drawn)]}
+            rows = [truth["annotations"], bad, good]
+            objects, *sides = ([{**r[i], "image_id": n, "id": n + 1} for n, i in enumerate(drawn)] for r in rows)
+            before, after = (evaluate({**sample, "annotations": objects}, side).values["AP"] for side in sides)
+            differences.append(after - before)
+        interval = compare_over_images(truth, bad, good, samples=2000).metrics["AP"]
+        low, high = np.percentile(differences, [2.5, 97.5])
+        spread = high - low
+        assert (interval.low, interval.high) == pytest.approx((low, high), abs=0.15 * spread)
+        assert interval.verdict == "better"
 
     def test_equal_results_differ_by_nothing(self):
         truth, results = self.truth_and_results([0, 1, 2, 3])
-        interval = bootstrap_over_images(truth, results, results, samples=50)
-        assert (interval.delta, interval.low, interval.high) == (0, 0, 0)
+        compared = compare_over_images(truth, results, results, samples=50)
+        assert compared.metrics["AP"] == compared.per_class["a"] == ImageInterval(0, 0, 0)
+        assert compared.metrics["AP"].verdict == "cannot tell"
+        assert compare_over_images(truth, results, [], samples=50).metrics["AP"].verdict == "worse"
+
+    def test_nothing_to_measure(self):
+        truth, results = self.truth_and_results([0, 1])
+        assert compare_over_images({**truth, "annotations": []}, results, [], samples=5).metrics == {}
+        assert compare_over_images(truth, [], [], samples=5).metrics["AP"] == ImageInterval(0, 0, 0)
+
+    def test_means(self):
+        assert mean_interval([ImageInterval(1, 0, 2), ImageInterval(3, 2, 4)]) == ImageInterval(2, 1, 3)
+        assert mean_interval([]) is None

@@ -15,7 +15,8 @@ from uniquery.cli import main
 from uniquery.errors import DataError, UserError
 from uniquery.evaluation import class_table, evaluate
 from uniquery.evaluation.coco import describe_metric
-from uniquery.evaluation.compare import bootstrap_over_images
+from uniquery.evaluation.compare import compare_over_images
+from uniquery.evaluation.operating_points import read_scores
 from uniquery.evaluation.protocol import choose_protocol
 from uniquery.masks import rle
 
@@ -155,9 +156,19 @@ class TestRules:
     def test_runs_are_compared_by_the_same_rules(self):
         truth, results = random_lvis(0)
         worse = results[::2]
-        interval = bootstrap_over_images(truth, results, worse, samples=20)
-        ours, theirs = evaluate(truth, results).values["AP"], evaluate(truth, worse).values["AP"]
-        assert interval.delta == pytest.approx(theirs - ours, abs=1e-9)
+        compared = compare_over_images(truth, results, worse, samples=20)
+        ours, theirs = (evaluate(truth, side).values for side in (results, worse))
+        assert {"AP", "APr", "APc", "APf"} <= compared.metrics.keys()
+        for name, interval in compared.metrics.items():
+            assert interval.delta == pytest.approx(theirs[name] - ours[name], abs=1e-9)
+
+    def test_thresholds_are_chosen_by_the_same_rules(self):
+        truth, results = random_lvis(0)
+        present = {(a["image_id"], a["category_id"]) for a in truth["annotations"]}
+        negative = {(image["id"], c) for image in truth["images"] for c in image.get("neg_category_ids", ())}
+        for category, detections in read_scores(truth, results).classes.items():
+            places = [(row["image_id"], row["category_id"]) for row in results if row["category_id"] == category]
+            assert len(detections.scores) <= sum(place in present | negative for place in places)
 
     def test_every_number_is_described(self):
         truth, results = random_lvis(0)

@@ -40,6 +40,14 @@ class TestLineChart:
         assert x1 > x0
         assert y1 < y0
 
+    def test_a_marker_is_a_large_dot_outside_of_the_legend(self):
+        curve = Series("curve", as_points([(i, i % 7) for i in range(100)]))
+        marker = Series("chosen", as_points([(50, 3.0)]), marker=True)
+        text = line_chart([curve, marker], title="Title")
+        assert text.count("<circle") == text.count('r="6"') == 1
+        assert "<li>" not in text
+        assert len(paths(text)) == 1
+
     def test_gaps_break_the_line(self):
         (path,) = paths(chart((0, 1.0), (1, 2.0), (2, None), (3, 1.0), (4, 2.0)))
         assert path.count("M") == 2

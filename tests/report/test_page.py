@@ -182,7 +182,8 @@ def test_classes_and_pictures_are_of_the_best_weights(tmp_path):
     assert "of each class at the best evaluation" in section
     assert "30.0" in section
     assert "11.5" not in section
-    assert "Predictions of the best weights with a score of at least 0.5." in html
+    assert "Predictions of the best weights that reach the score threshold of their class" in html
+    assert "the one in the model file, else 0.5." in html
 
 
 def test_many_classes_are_folded_and_sorted(tmp_path):

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from uniquery.cli.options import add_device, add_split, command, not_negative, positive, probability, progress_bar
+from uniquery.cli.choose_thresholds import choose_thresholds, read_rule
+from uniquery.cli.options import (
+    add_device,
+    add_split,
+    command,
+    not_negative,
+    positive,
+    probability,
+    progress_bar,
+)
 from uniquery.errors import UserError
 from uniquery.files import write_atomically
 
@@ -76,6 +85,12 @@ def add_parser(commands: Any) -> None:
         help="probability above which a pixel belongs to a mask (default: the model's)",
     )
     parser.add_argument("--sweep-threshold", action="store_true", help="show AP at several mask thresholds")
+    parser.add_argument(
+        "--choose-thresholds",
+        metavar="RULE",
+        help="find the mask threshold and a score threshold for each class, and store them in the model file, where "
+        "predict finds them: best-f1, or for example precision=0.95 (default: not chosen)",
+    )
     parser.add_argument("--save", type=Path, help="write the results as COCO json (default: not written)")
     parser.add_argument("--json", type=Path, help="write the metrics as json (default: not written)")
     add_device(parser)
@@ -90,17 +105,22 @@ def run(args: argparse.Namespace) -> None:
 
     console = Console()
     if args.results is not None:
+        if args.choose_thresholds is not None:
+            raise UserError("--choose-thresholds stores thresholds in a model file: give a model instead of --results.")
         _evaluate_results(console, args)
         return
     if args.model is None:
         raise UserError("Give a model to score, or --results with --annotations.")
     if args.sweep_threshold and (args.save or args.mask_threshold is not None):
         raise UserError("--sweep-threshold tries several thresholds: leave --save and --mask-threshold out.")
+    rule = read_rule(args)
     if args.pngs and not args.data:
         raise UserError("--pngs is the folder of --data: add --data ANNOTATIONS IMAGES.")
     trained = open_model_and_data(args.model, args.data, choose_device(args.device), pngs=args.pngs)
     if trained.is_panoptic:
         _evaluate_panoptic(console, args, trained)
+    elif rule:
+        choose_thresholds(console, args, trained, rule)
     elif args.sweep_threshold:
         _sweep(console, args, trained)
     else:
@@ -162,6 +182,7 @@ def _check_panoptic_options(args: argparse.Namespace) -> None:
         "--protocol": args.protocol is not None,
         "--mask-threshold": args.mask_threshold is not None,
         "--sweep-threshold": args.sweep_threshold,
+        "--choose-thresholds": args.choose_thresholds is not None,
     }
     given = [name for name, is_given in options.items() if is_given]
     if given:

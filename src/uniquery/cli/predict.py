@@ -37,12 +37,13 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--score",
         type=probability,
-        help=f"leave out instances with a lower score (default: {SCORE_THRESHOLD})",
+        help="leave out instances with a lower score (default: the thresholds in the model file, see eval "
+        f"--choose-thresholds, else {SCORE_THRESHOLD})",
     )
     parser.add_argument(
         "--mask-threshold",
         type=probability,
-        help="the smallest probability of a mask's pixel (default: the model's own)",
+        help="the smallest probability of a mask's pixel (default: that in the model file, else the segmenter's own)",
     )
     parser.add_argument(
         "--formats",
@@ -110,7 +111,7 @@ def _write_instances(args: argparse.Namespace, model: Model, files: list[Path], 
             files,
             args.output,
             formats=args.formats,
-            score_threshold=SCORE_THRESHOLD if args.score is None else args.score,
+            score_threshold=args.score,
             mask_threshold=args.mask_threshold,
             short=args.short,
             progress=progress,

@@ -51,6 +51,31 @@ def add_parser(commands: Any) -> None:
     )
     convert.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
     add_set(convert)
+    show = command(
+        actions,
+        "show",
+        run_show,
+        help="show what a model file holds: segmenter, classes, test size, thresholds",
+        example="uniquery weights show runs/cells",
+    )
+    show.add_argument("model", type=Path, help="a run folder, a checkpoint folder or a model file")
+
+
+def run_show(args: argparse.Namespace) -> None:
+    from uniquery.weights.model_file import find_model_file, read_model_info
+
+    info, console = read_model_info(args.model), Console()
+    chosen, size = info.thresholds, info.test_size
+    console.print(f"{find_model_file(args.model)}: {info.model.name}, backbone {info.backbone.name}", soft_wrap=True)
+    console.print(f"test size: short side {size.short}, at most {size.longest}", highlight=False)
+    if chosen is None:
+        console.print("thresholds: none of its own, so predict uses a score of 0.5 (see eval --choose-thresholds)")
+    else:
+        console.print(f"thresholds: by {chosen.rule}, mask threshold {chosen.mask}", highlight=False)
+    table = Table("id", "class", *(["score ≥"] if chosen else []))
+    for label, category in enumerate(info.categories):
+        table.add_row(str(category.id), category.name, *([f"{chosen.scores[label]:.3f}"] if chosen else []))
+    console.print(table)
 
 
 def run_convert(args: argparse.Namespace) -> None:

@@ -168,7 +168,7 @@ def evaluate(
 def hotcoco_evaluation(
     truth: AnyGroundTruth, results: Sequence[Row], max_detections: int = COCO_DETECTIONS
 ) -> hotcoco.COCOeval:
-    """The evaluation of masks that hotcoco's own functions take, such as `hotcoco.compare`.
+    """The evaluation of masks as hotcoco's own object, with which detection found which instance.
 
     Raises:
         DataError: something is wrong with the ground truth or the results.

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
-import hotcoco
 import numpy as np
 from hotcoco import mask as coco_mask
 from scipy import stats
 
 from uniquery.data.dataset import Row
-from uniquery.evaluation.coco import hotcoco_evaluation
-from uniquery.evaluation.entries import AnyGroundTruth
+from uniquery.data.lvis import FREQUENCIES
+from uniquery.evaluation.bootstrap import Array, WeightedEvaluation, image_weights
+from uniquery.evaluation.coco import AREAS, METRIC_DESCRIPTIONS, category_labels, hotcoco_evaluation
+from uniquery.evaluation.entries import AnyGroundTruth, read_ground_truth
+from uniquery.evaluation.errors import MATCH_IOU, match_one_to_one
 from uniquery.evaluation.lvis import lvis_evaluation
 from uniquery.evaluation.protocol import DETECTIONS, choose_protocol
 from uniquery.masks.rle import Rle
@@ -107,8 +110,37 @@ class ImageInterval:
     low: float
     high: float
 
+    @property
+    def verdict(self) -> str:
+        """In words, about these weights: "better", "worse" or "cannot tell"."""
+        return "better" if self.low > 0 else "worse" if self.high < 0 else "cannot tell"
 
-def bootstrap_over_images(
+
+def mean_interval(intervals: Sequence[ImageInterval]) -> ImageInterval | None:
+    """The mean over seeds; None if there are none."""
+    if not intervals:
+        return None
+    return ImageInterval(*(fmean(getattr(one, name) for one in intervals) for name in ("delta", "low", "high")))
+
+
+@dataclass(frozen=True)
+class ImageComparison:
+    """Two results on the same images; what cannot be measured is left out.
+
+    Attributes:
+        metrics: AP, AP50, AP75, APs, APm, APl; for LVIS also APr, APc, APf.
+        per_class: AP of each class by name.
+        values: the control's and the variant's value of each metric, in percent.
+        class_values: the same of each class.
+    """
+
+    metrics: dict[str, ImageInterval]
+    per_class: dict[str, ImageInterval]
+    values: dict[str, tuple[float, float]]
+    class_values: dict[str, tuple[float, float]]
+
+
+def compare_over_images(
     truth: AnyGroundTruth,
     control: Sequence[Row],
     variant: Sequence[Row],
@@ -116,21 +148,79 @@ def bootstrap_over_images(
     max_detections: int | None = None,
     samples: int = 1000,
     seed: int = 0,
-) -> ImageInterval:
-    """Mask AP of one set of COCO results minus that of another, and how much that depends on the images.
+) -> ImageComparison:
+    """Mask metrics of one set of COCO results minus those of another, and how much that depends on the images.
 
     By LVIS's rules where the data has frequencies; `max_detections` is the protocol's own number by default.
+
+    Raises:
+        DataError: something is wrong with the ground truth or the results.
     """
-    protocol = choose_protocol(truth)
+    ground_truth = read_ground_truth(truth)
+    protocol = choose_protocol(ground_truth)
     evaluation, limit = _EVALUATIONS[protocol], max_detections or DETECTIONS[protocol]
-    before, after = (evaluation(truth, results, limit) for results in (control, variant))
-    compared = hotcoco.compare(before, after, n_bootstrap=samples, seed=seed, confidence=CONFIDENCE)
-    interval = compared["ci"]["AP"]
-    return ImageInterval(100 * compared["deltas"]["AP"], 100 * interval["lower"], 100 * interval["upper"])
+    sides = [WeightedEvaluation(evaluation(ground_truth, results, limit)) for results in (control, variant)]
+    batches = image_weights(len(sides[0].image_ids), samples, seed)
+    labels = category_labels(ground_truth.categories)
+    groups = {"": None, **{letter: letter for letter in FREQUENCIES}} if protocol == "lvis" else {"": None}
+    members = {
+        f"AP{name}": [letter in (None, row.get("frequency")) for row in ground_truth.categories.values()]
+        for name, letter in groups.items()
+    }
+    before, after = (_sampled_metrics(side, batches, members, list(labels.values())) for side in sides)
+    overall, classes = (_intervals(*pair) for pair in zip(before, after, strict=True))
+    return ImageComparison(overall[0], classes[0], overall[1], classes[1])
 
 
-def image_score(instances: Sequence[tuple[int, Rle]], predicted: Sequence[tuple[int, Rle]], iou: float = 0.5) -> float:
-    """The F1 score of one image: predictions and instances of the same class with IoU above `iou`, one to one.
+def _sampled_metrics(
+    side: WeightedEvaluation, batches: Sequence[Array], members: Mapping[str, Sequence[bool]], labels: Sequence[str]
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """In percent, by name: each metric, and AP of each class; of all images first, then of each sample."""
+    metrics: dict[str, list[Array]] = {}
+    classes: list[Array] = []
+    for weights in batches:
+        values = 100 * side(weights)  # (A, K, T, B)
+        for name, chosen in members.items():
+            metrics.setdefault(name, []).append(_mean_of_measured(values[0, np.array(chosen, dtype=bool)]))
+        metrics.setdefault("AP50", []).append(_mean_of_measured(values[0, :, :1]))
+        metrics.setdefault("AP75", []).append(_mean_of_measured(values[0, :, 5:6]))
+        for area, letter in enumerate(AREAS, 1):
+            metrics.setdefault(f"AP{letter}", []).append(_mean_of_measured(values[area]))
+        classes.append(values[0].mean(1))
+    order = [name for name in METRIC_DESCRIPTIONS if name in metrics]
+    return (
+        {name: np.concatenate(metrics[name]) for name in order},
+        dict(zip(labels, np.concatenate(classes, axis=1), strict=True)),
+    )
+
+
+def _mean_of_measured(values: Array) -> Array:
+    """(B,) of (K, T, B): the mean over all that is not nan; nan if there is nothing."""
+    measured = ~np.isnan(values)
+    with np.errstate(invalid="ignore"):
+        mean: Array = np.where(measured, values, 0).sum((0, 1)) / measured.sum((0, 1))
+    return mean
+
+
+def _intervals(
+    control: Mapping[str, Array], variant: Mapping[str, Array]
+) -> tuple[dict[str, ImageInterval], dict[str, tuple[float, float]]]:
+    """The difference of each metric that both have, and its two values."""
+    intervals, values = {}, {}
+    tail = 50 * (1 - CONFIDENCE)
+    for name, before in control.items():
+        difference = variant[name] - before
+        if not np.isnan(difference[0]):
+            low, high = np.nanpercentile(difference[1:], [tail, 100 - tail])
+            intervals[name] = ImageInterval(float(difference[0]), float(low), float(high))
+            values[name] = float(before[0]), float(variant[name][0])
+    return intervals, values
+
+
+def image_score(
+    instances: Sequence[tuple[int, Rle]], predicted: Sequence[tuple[int, Rle]], iou: float = MATCH_IOU
+) -> float:
+    """The F1 score of one image: predictions and instances of the same class with at least `iou`, one to one.
 
     An image without instances and without predictions scores 1.
 
@@ -143,12 +233,5 @@ def image_score(instances: Sequence[tuple[int, Rle]], predicted: Sequence[tuple[
         return float(not instances and not predicted)
     overlaps = np.asarray(coco_mask.iou([m for _, m in predicted], [m for _, m in instances], [0] * len(instances)))
     same_class = np.array([p for p, _ in predicted])[:, None] == np.array([label for label, _ in instances])
-    overlaps = np.where(same_class, overlaps, 0.0)
-    free = np.ones(len(instances), dtype=bool)
-    matches = 0
-    for row in overlaps:
-        best = int(np.argmax(np.where(free, row, -1.0)))
-        if free[best] and row[best] > iou:
-            free[best] = False
-            matches += 1
-    return 2 * matches / (len(instances) + len(predicted))
+    matches = match_one_to_one(np.where(same_class, overlaps, 0.0), iou)
+    return 2 * int((matches >= 0).sum()) / (len(instances) + len(predicted))

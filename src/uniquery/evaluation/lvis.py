@@ -78,7 +78,7 @@ def evaluate_lvis(
 def lvis_evaluation(
     truth: AnyGroundTruth, results: Sequence[Row], max_detections: int = LVIS_DETECTIONS
 ) -> hotcoco.COCOeval:
-    """The evaluation of masks that hotcoco's own functions take, such as `hotcoco.compare`.
+    """The evaluation of masks as hotcoco's own object, with which detection found which instance.
 
     Raises:
         DataError: something is wrong with the ground truth or the results, or a category has no frequency.

@@ -1,119 +1,144 @@
-"""The html page of run folders: reads the runs, draws some of their validation images, writes the file."""
+"""The html page of run folders: reads the runs, analyzes and draws their predictions, writes the file."""
 
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from uniquery.data.dataset import Dataset, is_panoptic
 from uniquery.errors import UserError
-from uniquery.evaluation.compare import ImageInterval, bootstrap_over_images
+from uniquery.evaluation.inference import Progress
+from uniquery.report.analysis import error_tables, score_section
+from uniquery.report.differences import differing_images
 from uniquery.report.drawings import LabeledMask
-from uniquery.report.page import MIN_SCORE, Example, render, write_report
+from uniquery.report.evaluated import EvaluatedRun, read_evaluated
+from uniquery.report.page import Example, render, run_labels, write_report
 from uniquery.report.runs import load_run
-from uniquery.report.tables import format_interval
-from uniquery.training.batches import open_validation_data
+from uniquery.report.verdicts import Verdict, compare_sides
 from uniquery.training.run_folder import RunFolder
-from uniquery.weights.model_file import read_model_info
 
 NUM_EXAMPLES = 12
+NUM_DIFFERENT = 6
 
 
 def build_report(
     folders: Sequence[Path],
     page: Path | None = None,
     *,
+    against: Sequence[Path] = (),
     intro: str = "",
     warn: Callable[[str], object] = warnings.warn,
+    progress: Progress = lambda *_: None,
 ) -> Path:
-    """Writes the page of one run, or of several compared with the first.
+    """Writes the page of one run, or of several that are compared.
 
     Args:
         folders: run folders.
         page: the file to write, by default report.html in the first folder.
+        against: run folders that those of `folders` are compared with, paired by seed; if there are none, each run is
+            compared with the first.
         intro: a paragraph below the heading.
-        warn: called with a sentence if the images of a run cannot be drawn.
+        warn: called with a sentence if the predictions of a run cannot be analyzed.
+        progress: called with how many parts are done, and how many there are.
 
     Returns:
         The file.
 
     Raises:
-        UserError: a folder holds no run, or the file cannot be written.
+        UserError: a folder holds no run, runs cannot be paired by seed, or the file cannot be written.
     """
     page = RunFolder(folders[0]).report_file if page is None else page
-    runs = [(load_run(folder), read_examples(folder, warn=warn)) for folder in folders]
-    title = " and ".join(folder.resolve().name for folder in folders)
-    differences = [sentence for folder in folders[1:] if (sentence := _difference(folders[0], folder))]
-    write_report(page, render(runs, title, intro=intro, differences=differences))
+    everything = [*against, *folders]
+    records = [load_run(folder) for folder in everything]
+    evaluated = [read_evaluated(folder, warn=warn) for folder in everything]
+    labels = run_labels(records)
+    html = render(
+        [(record, examples_of(run) if run else []) for record, run in zip(records, evaluated, strict=True)],
+        title=_title(folders, against),
+        intro=intro,
+        analysis=_analysis(evaluated, labels, len(against), progress),
+    )
+    write_report(page, html)
     return page
 
 
-def difference_over_images(first: Path, second: Path) -> ImageInterval | None:
-    """Mask AP of the second run's best weights minus that of the first's, on the validation images that both share.
-
-    Returns:
-        None if they were evaluated on different data, or if data or predictions are no longer there.
-    """
-    runs = RunFolder(first), RunFolder(second)
-    try:
-        configs = [run.read_config() for run in runs]
-        split, classes = configs[0].data.val, [[c.name for c in read_model_info(run.path).categories] for run in runs]
-        if split is None or split != configs[1].data.val or classes[0] != classes[1]:
-            return None
-        data = open_validation_data(split, classes[0])
-        if is_panoptic(data.categories):  # the interval is of mask AP
-            return None
-        truth = data.ground_truth()
-        results = [run.read_predictions() for run in runs]
-    except (UserError, ValueError, KeyError):  # the examples of the page warn about it
-        return None
-    limits = [config.eval.max_detections for config in configs if config.eval.max_detections]
-    return bootstrap_over_images(truth, *results, max_detections=min(limits, default=None))
+def _analysis(
+    evaluated: Sequence[EvaluatedRun | None], labels: Sequence[str], controls: int, progress: Progress
+) -> dict[str, Sequence[Any]]:
+    """What the template `analysis` shows."""
+    named = [(label, run) for label, run in zip(labels, evaluated, strict=True) if run and not run.is_panoptic]
+    parts: dict[str, Callable[[], Sequence[Any]]] = {
+        "verdicts": lambda: _verdicts(evaluated, labels, controls),
+        "different": lambda: _different(evaluated, labels, controls),
+        "errors": lambda: error_tables(named),
+        "scores": lambda: [score_section(label, run) for label, run in named],
+    }
+    found: dict[str, Sequence[Any]] = {}
+    for done, (name, part) in enumerate(parts.items()):
+        progress(done, len(parts))
+        found[name] = part()
+    return found
 
 
-def _difference(first: Path, second: Path) -> str | None:
-    """The difference of two runs as a sentence."""
-    interval = difference_over_images(first, second)
-    if interval is None:
-        return None
-    difference = format_interval(interval.delta, interval.low, interval.high)
-    return (
-        f"{second.name} minus {first.name}, best weights of each: {difference} mask AP; the 95 % interval is over the "
-        "validation images. It says nothing about other seeds: 'uniquery study' measures those."
-    )
+def _title(folders: Sequence[Path], against: Sequence[Path]) -> str:
+    sides = [" and ".join(folder.resolve().name for folder in side) for side in (folders, against) if side]
+    return " against ".join(sides)
 
 
-def read_examples(folder: Path, *, warn: Callable[[str], object] = warnings.warn) -> list[Example]:
-    """Validation images of a run with ground truth and predictions; none if its data is no longer there."""
-    run = RunFolder(folder)
-    if not run.config_file.is_file() or not run.predictions_file.is_file():
-        return []
-    try:
-        split = run.read_config().data.val
-        if split is None:
-            return []
-        classes = [category.name for category in read_model_info(folder).categories]
-        return _examples(open_validation_data(split, classes), run.read_predictions())
-    except (UserError, ValueError, KeyError) as error:  # data, predictions or the version have changed since
-        warn(f"The report of {folder} has no pictures: {error}")
-        return []
+def _pairs(evaluated: Sequence[EvaluatedRun | None], controls: int) -> list[tuple[int, int]]:
+    """(control, variant) that are compared image by image: all with the first, or the first of each side."""
+    return [(0, controls)] if controls else [(0, other) for other in range(1, len(evaluated))]
 
 
-def _examples(val: Dataset, results: Sequence[dict[str, Any]]) -> list[Example]:
-    by_image: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for result in results:
-        by_image[result["image_id"]].append(result)
+def _verdicts(evaluated: Sequence[EvaluatedRun | None], labels: Sequence[str], controls: int) -> list[Verdict]:
+    if controls:
+        missing = [label for label, run in zip(labels, evaluated, strict=True) if run is None]
+        if missing:
+            raise UserError(
+                f"{missing[0]} has no predictions on validation data that can be read: it has no difference."
+            )
+        runs = [run for run in evaluated if run is not None]
+        names = [_side_name(labels[:controls]), _side_name(labels[controls:])]
+        verdicts = [compare_sides(runs[:controls], runs[controls:], (names[0], names[1]))]
+    else:
+        verdicts = [
+            compare_sides([before], [after], (labels[first], labels[second]))
+            for first, second in _pairs(evaluated, controls)
+            if (before := evaluated[first]) and (after := evaluated[second]) and after.shares_data_with(before)
+        ]
+    return [verdict for verdict in verdicts if verdict.metrics]
+
+
+def _side_name(labels: Sequence[str]) -> str:
+    return labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
+
+
+def _different(evaluated: Sequence[EvaluatedRun | None], labels: Sequence[str], controls: int) -> list[dict[str, Any]]:
+    """The images on which two runs differ most."""
+    pictures = []
+    for first, second in _pairs(evaluated, controls):
+        before, after = evaluated[first], evaluated[second]
+        if before and after and after.shares_data_with(before):
+            sides, captions = [before.predictions, after.predictions], (labels[first], labels[second])
+            pictures += differing_images(after.data, sides, captions, NUM_DIFFERENT)
+    return pictures
+
+
+def examples_of(run: EvaluatedRun) -> list[Example]:
+    """Some validation images, spread over the data, with ground truth and predictions."""
+    val, least = run.data, run.score_thresholds
     names = {category.id: category.name for category in val.categories}
+    by_image: dict[int, list[dict[str, Any]]] = {}
+    for result in run.results:
+        if result["score"] >= least[result["category_id"]]:
+            by_image.setdefault(result["image_id"], []).append(result)
     examples = []
     for index in range(0, len(val), max(1, len(val) // NUM_EXAMPLES))[:NUM_EXAMPLES]:
         truth = [LabeledMask(mask, val.classes[label]) for label, mask in val.instances(index)]
         predicted = [
             LabeledMask(result["segmentation"], names[result["category_id"]], result["score"])
-            for result in by_image[int(val.image_ids[index])]
-            if result["score"] >= MIN_SCORE
+            for result in by_image.get(int(val.image_ids[index]), ())
         ]
         examples.append(Example(val.path(index).name, val.read(index), truth, predicted))
     return examples

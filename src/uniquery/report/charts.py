@@ -26,6 +26,7 @@ class Series:
         color: index of a color of the style sheet.
         dashed: drawn in dashes.
         background: drawn thin and pale behind the others, and not in the legend.
+        marker: points drawn as large dots without a line, and not in the legend.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Series:
     color: int = 0
     dashed: bool = False
     background: bool = False
+    marker: bool = False
 
     @property
     def css_class(self) -> str:
@@ -86,7 +88,7 @@ def line_chart(
 
 def legend(series: Sequence[Series]) -> Markup:
     """The names of the curves with a sample of their lines; empty for fewer than two curves."""
-    named = [curve for curve in series if not curve.background]
+    named = [curve for curve in series if not curve.background and not curve.marker]
     if len(named) < 2:
         return Markup("")
     sample = Markup('<svg viewBox="0 0 22 8" aria-hidden="true"><path class="line {}" d="M0 4H22"/></svg>')
@@ -108,7 +110,8 @@ def _plot(series: Sequence[Series], x_label: str, y_label: str, size: tuple[int,
     y_texts = tick_labels(y_ticks)
     left = 14 + 6.6 * max(len(text) for text in y_texts)
     frame = _Frame(xs, (y_ticks[0], y_ticks[-1]), size[0] - left - _RIGHT, size[1] - _TOP - _BOTTOM)
-    curves = Markup("").join(_curve(curve, frame) for curve in sorted(series, key=lambda s: not s.background))
+    lines = sorted((curve for curve in series if not curve.marker), key=lambda s: not s.background)
+    curves = Markup("").join(_curve(curve, frame) for curve in lines)
     dots = Markup("").join(_dots(curve, frame) for curve in series if not curve.background)
     # An inner svg cuts off outliers. It is 4 pixels taller than the plot, so that a line on its edge is not cut.
     window = Markup('<svg y="-2" width="{0:.1f}" height="{1:.1f}" viewBox="0 -2 {0:.1f} {1:.1f}">{2}</svg>')
@@ -175,7 +178,7 @@ def _dots(curve: Series, frame: _Frame) -> Markup:
     has_dot = is_finite if is_finite.sum() <= _MAX_DOTS else is_finite & ~padded[:-2] & ~padded[2:]
     dot = Markup('<circle class="dot {}" cx="{:.1f}" cy="{:.1f}" r="{}"><title>{}: {} at {}</title></circle>')
     inside = has_dot & (curve.points[:, 1] >= frame.ys[0]) & (curve.points[:, 1] <= frame.ys[1])
-    positions, radius = frame.to_pixels(curve.points[inside]), 2 if curve.dashed else 3
+    positions, radius = frame.to_pixels(curve.points[inside]), 6 if curve.marker else 2 if curve.dashed else 3
     return Markup("").join(
         dot.format(curve.css_class, x, y, radius, curve.name, format_number(value), format_number(step))
         for (x, y), (step, value) in zip(positions, curve.points[inside], strict=True)

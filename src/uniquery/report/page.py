@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from uniquery.evaluation.error_summary import SCORE_THRESHOLD
+from uniquery.evaluation.errors import INSTANCE_KINDS
 from uniquery.files import make_folder, write_atomically
 from uniquery.report.charts import NUM_COLORS, Series, line_chart, stacked_bar
 from uniquery.report.drawings import LabeledMask, data_uri, downscale, overlay, read_png
@@ -32,8 +34,6 @@ from uniquery.report.tables import (
 from uniquery.report.text_labels import Picture
 from uniquery.training.log import EvalLine, TrainLine, Weights, finite
 
-MIN_SCORE = 0.5  # smallest score of a prediction that is drawn
-
 _THUMBNAIL, _RESPONSE = 360, 900  # longer side in pixels
 _WIDE, _NARROW = (520, 270), (340, 210)
 _WEIGHTS: tuple[Weights, ...] = ("ema", "model")
@@ -54,7 +54,7 @@ def render(
     title: str,
     *,
     intro: str = "",
-    differences: Sequence[str] = (),
+    analysis: Mapping[str, Sequence[Any]] | None = None,
 ) -> str:
     """The page as html. Several runs share their charts, and numbers are compared with those of the first run.
 
@@ -62,7 +62,7 @@ def render(
         runs_with_examples: each run with its images; images of the same name stand beside each other.
         title: the heading.
         intro: a paragraph below it.
-        differences: sentences about how much the runs differ, below the comparison.
+        analysis: what `build_report` found in the predictions, for the template of that name.
 
     Raises:
         ValueError: there is no run.
@@ -80,7 +80,8 @@ def render(
     return page_template("report.html.j2").render(
         title=title,
         intro=intro,
-        differences=differences,
+        analysis=analysis or {name: [] for name in ("verdicts", "different", "errors", "scores")},
+        error_columns=[(kind, meaning) for kind, meaning in INSTANCE_KINDS.items()],
         labels=labels,
         folders=[str(run.folder) for run in runs],
         num_colors=NUM_COLORS,
@@ -92,7 +93,7 @@ def render(
         metric_columns=[(heading, [f"step {line.step:,}", line.weights] if line else []) for heading, line in columns],
         metric_tables=[[row for row in rows if row not in recalls], recalls],
         classes=class_rows([run.best or run.final for run in runs], compare_runs),  # whose predictions are drawn
-        min_score=MIN_SCORE,
+        min_score=SCORE_THRESHOLD,
         training=_training_charts(runs, labels),
         images=_images([examples for _, examples in runs_with_examples]),
         diagnosis=diagnosis_rows([run.diagnosis for run in runs]) if any(run.diagnosis for run in runs) else [],

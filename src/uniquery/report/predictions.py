@@ -14,7 +14,7 @@ from uniquery.errors import DataError, UserError
 from uniquery.evaluation.inference import Progress
 from uniquery.evaluation.panoptic_files import segment_info
 from uniquery.files import make_folder, write_atomically
-from uniquery.model import SCORE_THRESHOLD, Model
+from uniquery.model import Model
 from uniquery.report.drawings import LabeledMask, label_map, labeled_masks, overlay, png_bytes
 
 Format = Literal["json", "png", "overlay"]
@@ -53,7 +53,7 @@ def write_predictions(
     output: Path,
     *,
     formats: Collection[Format] = FORMATS,
-    score_threshold: float = SCORE_THRESHOLD,
+    score_threshold: float | None = None,
     mask_threshold: float | None = None,
     short: int | None = None,
     progress: Progress = lambda *_: None,

@@ -16,7 +16,7 @@ from uniquery.report.charts import NUM_COLORS, Interval, Series, interval_chart,
 from uniquery.report.page import page_template, write_report
 from uniquery.report.scales import as_points
 from uniquery.report.tables import duration, format_interval
-from uniquery.study.pictures import differing_images
+from uniquery.study.pictures import variant_pictures
 from uniquery.study.plan import PlannedRun, StudySettings
 from uniquery.study.results import Row
 from uniquery.study.run import Failure
@@ -107,7 +107,7 @@ def _section(
         "rows": [_cells(study, row) for row in rows],
         "intervals": interval_chart(intervals, title="Difference to the control, over seeds", x_label=headline),
         "curves": line_chart(_curves(rows, headline), title=headline, x_label="image forwards", y_label="percent"),
-        "pictures": differing_images(rows, runs),
+        "pictures": variant_pictures(rows, runs),
     }
 
 

@@ -14,7 +14,13 @@ from pydantic import ValidationError
 from uniquery.data.coco import CocoData
 from uniquery.data.dataset import is_panoptic
 from uniquery.errors import UserError
-from uniquery.evaluation.compare import Difference, ImageInterval, bootstrap_over_images, paired_difference
+from uniquery.evaluation.compare import (
+    Difference,
+    ImageInterval,
+    compare_over_images,
+    mean_interval,
+    paired_difference,
+)
 from uniquery.settings import Settings
 from uniquery.study.plan import PlannedRun, StudySettings
 from uniquery.training.batches import open_validation_data
@@ -161,8 +167,9 @@ def add_image_intervals(rows: Sequence[Row], runs: Sequence[PlannedRun]) -> list
                 data, limit = validation_data(pair[1]), pair[1].config.eval.max_detections
                 if not is_panoptic(data.categories):  # the interval is of mask AP
                     truth = data.ground_truth()
-                    intervals.append(bootstrap_over_images(truth, control, variant, max_detections=limit))
-        completed.append(replace(row, images=_mean_interval(intervals)))
+                    compared = compare_over_images(truth, control, variant, max_detections=limit)
+                    intervals += [compared.metrics["AP"]] if "AP" in compared.metrics else []
+        completed.append(replace(row, images=mean_interval(intervals)))
     return completed
 
 
@@ -177,12 +184,6 @@ def validation_data(run: PlannedRun) -> CocoData:
     assert run.config.data.val is not None
     classes = [category.name for category in read_model_info(RunFolder(run.config.folder).last).categories]
     return open_validation_data(run.config.data.val, classes)
-
-
-def _mean_interval(intervals: Sequence[ImageInterval]) -> ImageInterval | None:
-    if not intervals:
-        return None
-    return ImageInterval(*(statistics.fmean(getattr(i, name) for i in intervals) for name in ("delta", "low", "high")))
 
 
 def result_file(output: Path, run: PlannedRun) -> Path:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -18,15 +20,30 @@ from uniquery.backbones.pretrained import read_weight_file as read_foreign
 from uniquery.data.augment import TestSize
 from uniquery.data.dataset import Category
 from uniquery.errors import CheckpointError
-from uniquery.files import restore_folder
+from uniquery.files import replace_folder, restore_folder
 from uniquery.querying.contract import Segmenter
 from uniquery.segmenters import SegmenterConfig, build_segmenter, read_segmenter_config
-from uniquery.weights.checksummed import read_safetensors
+from uniquery.weights.checksummed import CHECKSUMS_FILE, TensorFile, read_json, read_safetensors, write_checksummed
 from uniquery.weights.foreign import to_uniquery_names
 
 FORMAT = "uniquery/1"
 MODEL_FILE = "model.safetensors"
 BEST, LAST = "best", "last"  # the checkpoint folders of a run
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """What `uniquery eval --choose-thresholds` found on validation data; predictions use it by default.
+
+    Attributes:
+        scores: the least score of an instance of each class, by label.
+        mask: the least probability of a mask's pixel.
+        rule: how they were chosen, such as best-f1.
+    """
+
+    scores: tuple[float, ...]
+    mask: float
+    rule: str
 
 
 @dataclass(frozen=True)
@@ -38,21 +55,25 @@ class ModelInfo:
         backbone: settings of its backbone.
         categories: ids and names of the classes, in the order of the model's labels.
         test_size: the image size of its evaluation.
+        thresholds: which of its predictions to keep; None if they were not chosen.
     """
 
     model: SegmenterConfig
     backbone: BackboneConfig
     categories: tuple[Category, ...]
     test_size: TestSize
+    thresholds: Thresholds | None = None
 
     def to_metadata(self) -> dict[str, str]:
         """The header of a safetensors file, which is text only."""
+        chosen = {"thresholds": json.dumps(asdict(self.thresholds))} if self.thresholds else {}
         return {
             "format": FORMAT,
             "model": self.model.model_dump_json(),
             "backbone": self.backbone.model_dump_json(),
             "categories": json.dumps([_category_fields(c) for c in self.categories]),
             "test_size": self.test_size.model_dump_json(),
+            **chosen,
         }
 
     @classmethod
@@ -63,7 +84,13 @@ class ModelInfo:
             BackboneConfig.model_validate_json(metadata["backbone"]),
             tuple(_category(fields) for fields in json.loads(metadata["categories"])),
             TestSize.model_validate_json(metadata["test_size"]),
+            _thresholds(metadata["thresholds"]) if "thresholds" in metadata else None,
         )
+
+
+def _thresholds(text: str) -> Thresholds:
+    fields = json.loads(text)
+    return Thresholds(tuple(float(score) for score in fields["scores"]), float(fields["mask"]), str(fields["rule"]))
 
 
 def _category_fields(category: Category) -> list[Any]:
@@ -140,6 +167,41 @@ def load_model(path: str | Path, device: torch.device | str = "cpu") -> tuple[Se
             f"The weights of {path} do not fit the header of the file: {str(error).splitlines()[-1].strip()}"
         ) from None
     return model.to(device).eval(), info
+
+
+def store_thresholds(path: str | Path, thresholds: Thresholds) -> Path:
+    """Writes thresholds into the header of a model file; its weights stay as they are.
+
+    Args:
+        path: a run folder (its best model), a checkpoint folder or a model file.
+        thresholds: what to store.
+
+    Returns:
+        The model file.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or not a uniquery model.
+        UserError: it cannot be written; it is then unchanged.
+    """
+    file = find_model_file(path)
+    info, state = read_model_file(file)
+    content = TensorFile(state, replace(info, thresholds=thresholds).to_metadata())
+    folder = file.parent
+    if (folder / CHECKSUMS_FILE).is_file():
+        checksums = read_json(folder / CHECKSUMS_FILE)
+        with replace_folder(folder) as temporary:
+            shutil.copytree(folder, temporary, dirs_exist_ok=True)
+            write_checksummed(temporary, {file.name: content})
+            checksums |= read_json(temporary / CHECKSUMS_FILE)
+            (temporary / CHECKSUMS_FILE).write_text(json.dumps(checksums, indent=1))
+        return file
+    try:
+        with TemporaryDirectory(dir=folder, prefix=f".{file.name}.") as temporary_name:
+            write_checksummed(Path(temporary_name), {file.name: content})
+            (Path(temporary_name) / file.name).replace(file)
+    except OSError as error:
+        raise CheckpointError(f"Cannot write {file}: {error.strerror or error}.") from None
+    return file
 
 
 @dataclass(frozen=True)

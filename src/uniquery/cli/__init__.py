@@ -26,6 +26,7 @@ COMMANDS = {
     "diagnose": "measure how queries respond to other images, and how well predictions follow transformations",
     "study": "train variants of a setting with several seeds, and say whether they help, with intervals",
     "report": "write one html page of curves, tables and pictures of a run, or compare several runs",
+    "explore": "open a local web page: a gallery, the response of queries, pictures of your own, runs that train",
     "config": "show or list configurations",
     "data": "make, check or preview data",
     "weights": "convert models to the names of other projects, and their checkpoints to models",

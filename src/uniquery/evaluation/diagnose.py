@@ -274,9 +274,7 @@ def equivariance_error(
         g = make_transform(height, width)
         views, _ = view_of(image.batch.images, image.batch.targets, [g])
         outputs = model(views)
-        zero = replace(outputs.pixels, embeddings=outputs.pixels.embeddings * 0)
-        variance = feature_equivariance(zero, _centered(image.pixel_map, height, width), [g]).clamp(min=1e-12)
-        feature_errors.append((feature_equivariance(outputs.pixels, image.pixel_map, [g]) / variance).item())
+        feature_errors.append(relative_feature_error(outputs.pixels, image.pixel_map, (height, width), g))
         (instances,) = model.predict(outputs, [(g.height, g.width)])
         mask_errors += _mask_errors(image.instances, instances, g)
     if not mask_errors or not feature_errors:
@@ -289,6 +287,20 @@ def equivariance_error(
     )
 
 
+def relative_feature_error(view: PixelMap, original: PixelMap, size: tuple[int, int], g: Transform) -> float:
+    """Mean squared distance of f(g(I)) and g(f(I)), relative to the variance of g(f(I)) over the image.
+
+    Args:
+        view: f(g(I)).
+        original: f(I).
+        size: (height, width) of the image inside the padding.
+        g: the transformation.
+    """
+    zero = replace(view, embeddings=view.embeddings * 0)
+    variance = feature_equivariance(zero, _centered(original, *size), [g]).clamp(min=1e-12)
+    return (feature_equivariance(view, original, [g]) / variance).item()
+
+
 def _centered(pixel_map: PixelMap, height: int, width: int) -> PixelMap:
     """The map minus the mean of each channel over the first height × width pixels, which hold the image."""
     image = pixel_map.embeddings[:, :, : height // pixel_map.stride, : width // pixel_map.stride]
@@ -297,12 +309,31 @@ def _centered(pixel_map: PixelMap, height: int, width: int) -> PixelMap:
 
 def _mask_errors(before: Instances, after: Instances, g: Transform) -> list[float]:
     """1 − best IoU, within the class, of each instance of which the view shows at least a pixel."""
-    if not len(before):
-        return []
+    iou, _, visible = best_ious(before, after, g)
+    return (1 - iou)[visible].tolist()
+
+
+def best_ious(before: Instances, after: Instances, g: Transform) -> tuple[Tensor, Tensor, Tensor]:
+    """How well the prediction on g(I) fits g of the prediction on I.
+
+    Args:
+        before: N predictions on I.
+        after: predictions on g(I).
+        g: the transformation.
+
+    Returns:
+        (N,) the best IoU with a prediction of the same class; (N,) which one that is, −1 for none; and (N,) bool,
+        whether the view shows at least a pixel of the instance.
+    """
+    count = len(before)
+    if not count:
+        return torch.zeros(0), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.bool)
     expected = g.on_masks(before.masks).flatten(1).float()
+    visible = expected.any(1)
+    if not len(after):
+        return torch.zeros(count), torch.full((count,), -1), visible
     predicted = (after.masks & g.valid()).flatten(1).float()
     overlap = expected @ predicted.T  # (before, after)
     union = expected.sum(1)[:, None] + predicted.sum(1) - overlap
-    iou = (overlap / union.clamp(min=1)) * (before.labels[:, None] == after.labels)
-    best = iou.amax(1) if len(after) else torch.zeros(len(before))
-    return (1 - best)[expected.any(1)].tolist()
+    best = ((overlap / union.clamp(min=1)) * (before.labels[:, None] == after.labels)).max(1)
+    return best.values, torch.where(best.values > 0, best.indices, -1), visible

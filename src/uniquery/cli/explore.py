@@ -51,4 +51,7 @@ def run(args: argparse.Namespace) -> None:
     for warning in exploration.data.warnings[:3]:
         print_warning(warning)
     print(f"{len(exploration.data)} images, {len(exploration.runs)} runs. Press Ctrl+C to stop.")
-    serve(exploration, args.port, lambda address: print(f"Open {address} in a browser.", flush=True))
+    try:
+        serve(exploration, args.port, lambda address: print(f"Open {address} in a browser.", flush=True))
+    except KeyboardInterrupt:  # how a server is meant to end
+        print("Stopped.")

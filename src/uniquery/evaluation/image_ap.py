@@ -12,6 +12,7 @@ import numpy.typing as npt
 from hotcoco import mask as coco_mask
 
 from uniquery.evaluation.errors import LabeledRle
+from uniquery.masks.rle import Rle
 
 IOUS = np.linspace(0.5, 0.95, 10)
 RECALLS = np.linspace(0, 1, 101)
@@ -45,9 +46,7 @@ def image_ap(
     return float(np.mean(values)) if values else None
 
 
-def _class_ap(
-    predicted: list[dict[str, object]], truth: list[dict[str, object]], crowds: list[dict[str, object]]
-) -> float:
+def _class_ap(predicted: list[Rle], truth: list[Rle], crowds: list[Rle]) -> float:
     if not predicted:
         return 0.0
     flags = [0] * len(truth) + [1] * len(crowds)

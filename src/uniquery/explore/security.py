@@ -76,7 +76,7 @@ class Guard:
             await refused(scope, receive, send_with_headers)
             return
         prefix = f"/{self._token.decode()}"
-        inner = {**scope, "path": scope["path"][len(prefix) :] or "/", "root_path": prefix}
+        inner = {**scope, "path": scope["path"][len(prefix) :] or "/"}
         inner.pop("raw_path", None)
         await self.app(inner, receive, send_with_headers)
 

@@ -33,6 +33,12 @@ export function drawLayers(canvas, picture, image, layers) {
   if (!context) return [];
   context.clearRect(0, 0, canvas.width, canvas.height);
   if (picture) context.drawImage(picture, 0, 0, canvas.width, canvas.height);
+  return drawOver(canvas, image, layers);
+}
+
+/** The same over what the canvas shows. @returns {Uint16Array[]} */
+export function drawOver(canvas, image, layers) {
+  const context = canvas.getContext("2d");
   return layers.map((layer) => {
     const ids = paintIds(layer.masks, image, canvas);
     if (layer.masks.length) compose(context, colorize(ids, canvas, layer), !layer.filled);

@@ -27,7 +27,7 @@ export function showImage(main, [text]) {
       h("span", { class: "note" }, `id ${id} · ${width} × ${height} · ${position + 1} of ${shown.length}`)),
     h("div", { class: "bar" }, ...drawingControls()),
     h("p", { class: "note" }, start.runs.length ? "Click an instance to see where its query responds. White outlines are the ground truth." : ""),
-    h("div", { class: "side-by-side" }, ...panels.map((panel) => panel.element)));
+    h("div", { class: "side-by-side image" }, ...panels.map((panel) => panel.element)));
   main.scrollTop = 0;
   const draw = () => panels.forEach((panel) => panel.draw());
   draw();

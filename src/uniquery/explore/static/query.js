@@ -3,8 +3,8 @@
 import { fetchJson } from "./api.js";
 import { histogram } from "./charts.js";
 import { h, percent } from "./dom.js";
-import { drawHeat, fit } from "./draw.js";
-import { indexOf, start, thumbnails } from "./store.js";
+import { drawHeat, drawOver, fit } from "./draw.js";
+import { indexOf, masks, start, thumbnails } from "./store.js";
 
 const RETRY_MILLISECONDS = 3000;
 
@@ -48,9 +48,18 @@ class QueryColumn {
     }
   }
 
+  /** The clicked mask, in white. */
+  async outline(canvas) {
+    const { id, source, instance } = this.asked;
+    const known = await masks.get(id);
+    const counts = source === "truth" ? known.truth[instance]?.[1] : known.runs[Number(source)]?.predictions[instance]?.[2];
+    const [height, width] = start.images.size[indexOf(id)];
+    if (counts) drawOver(canvas, { height, width }, [{ masks: [[0, counts]], color: () => [255, 255, 255], filled: false }]);
+  }
+
   show(found) {
     const own = h("canvas", { role: "img", "aria-label": `Response on the own image, at most ${found.own.max.toFixed(2)}` });
-    heat(own, found.own, 300);
+    heat(own, found.own, 220).then(() => this.outline(own));
     const others = found.others.map((other) => {
       const canvas = h("canvas", { "aria-hidden": "true" });
       heat(canvas, other, 120);
@@ -60,12 +69,11 @@ class QueryColumn {
     const preparing = found.preparing ? `; ${found.preparing} more are being prepared` : "";
     const shares = ["own", "same class", "other class"].map((name) => ({ name: name === "own" ? "own instance" : `${name}, other images`, values: found.numbers[name].histogram }));
     this.body.replaceChildren(
-      own,
-      numbers(found.numbers),
-      histogram("Share of instance pixels by response", shares),
+      h("div", { class: "own" }, own, numbers(found.numbers)),
       h("h3", {}, `The ${others.length} most responsive other images`),
       h("p", { class: "note" }, `By mean response, of ${found.searched} searched${preparing}.`),
-      h("ul", { class: "heats" }, ...others));
+      h("ul", { class: "heats" }, ...others),
+      histogram("Share of instance pixels by response", shares));
     this.element.dataset.loaded = "1";
   }
 }

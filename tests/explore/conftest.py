@@ -1,0 +1,77 @@
+"""Two trained runs on the small scenes, and the page over them."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import uniquery
+from helpers.small_runs import small_config
+
+pytest.importorskip("starlette", reason="the extra [explore] is not installed")
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory, scenes) -> Path:
+    """A folder with the runs base and ours; do not change it."""
+    root = tmp_path_factory.mktemp("explore")
+    for name, seed in (("base", 0), ("ours", 1)):
+        changes = [f"name={name}", f"seed={seed}", "model.score_threshold=0", "train.steps=2", "train.ema=null"]
+        uniquery.train(uniquery.load_config(small_config(root, scenes), changes))
+    return root / "runs"
+
+
+@pytest.fixture
+def runs(trained, tmp_path) -> Path:
+    """The same, free to be changed."""
+    return Path(shutil.copytree(trained, tmp_path / "runs"))
+
+
+@dataclass
+class Served:
+    """The page without a network: `client` asks, `exploration` is what it shows."""
+
+    client: object
+    exploration: object
+    token: str
+
+    def get(self, path: str, **options):
+        return self.client.get(f"/{self.token}/{path}", **options)
+
+    def json(self, path: str):
+        answer = self.get(path)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def error(self, path: str, status: int) -> str:
+        answer = self.get(path)
+        assert answer.status_code == status, answer.text
+        return answer.json()["error"]
+
+
+def serve(paths, data=None) -> Served:
+    from starlette.testclient import TestClient
+
+    from uniquery.explore.app import build_app
+    from uniquery.explore.exploration import open_exploration
+    from uniquery.explore.runs import open_runs
+
+    exploration = open_exploration(open_runs(paths, "cpu"), data)
+    token = "secret-token"
+    return Served(TestClient(build_app(exploration, token), base_url="http://127.0.0.1:8000"), exploration, token)
+
+
+def work(exploration) -> None:
+    """All that the thread in the background would do."""
+    for run in exploration.runs:
+        exploration._guarded(run, exploration.refresh)
+        while exploration._guarded(run, exploration.prepare):
+            pass
+
+
+@pytest.fixture(scope="module")
+def page(trained) -> Served:
+    served = serve([trained / "base", trained / "ours"])
+    work(served.exploration)
+    return served

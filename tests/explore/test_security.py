@@ -1,11 +1,11 @@
 """Whom the server answers, and what it refuses: one test for each point."""
 
+import asyncio
 import re
 import socket
 from pathlib import Path
 
 import pytest
-from starlette.websockets import WebSocketDisconnect
 
 import uniquery.explore
 from helpers.coco_files import sound, write_json, write_set
@@ -74,18 +74,21 @@ def test_own_origin(page):
 
 
 def test_no_websocket(page):
-    with (
-        pytest.raises((WebSocketDisconnect, AssertionError, Exception)),
-        page.client.websocket_connect("/secret-token/"),
-    ):
-        pass
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(page.client.app({"type": "websocket", "path": "/secret-token/", "headers": []}, None, send))
+    assert sent == []  # not accepted
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        "static/../app.py", "static/%2e%2e/app.py", "static/..%2fapp.py", "api/images/../../../etc/passwd", "api/images/a.png",
-        "api/images/%2Fetc%2Fpasswd", "api/images/-1", "api/images/99999", "static//etc/passwd", "static/",
+        "static/../app.py", "static/%2e%2e/app.py", "static/..%2fapp.py", "static//etc/passwd", "static/",
+        "api/images/../../../etc/passwd", "api/images/a.png", "api/images/%2Fetc%2Fpasswd", "api/images/-1",
+        "api/images/99999",
     ],
 )  # fmt: skip
 def test_path_outside_the_data(page, path):

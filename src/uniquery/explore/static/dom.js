@@ -1,4 +1,4 @@
-// Elements without innerHTML: whatever a file or a class is called, it is shown as text.
+// Elements from text nodes only: whatever a file or a class is called, it is shown as text.
 
 /**
  * @param {string} tag

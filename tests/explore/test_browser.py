@@ -1,0 +1,339 @@
+"""The page in a real browser: chromium of the system, steered by playwright. Skipped where one of them is missing."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from helpers.coco_files import sound, write_set
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+SOURCE = Path(__file__).parents[2] / "src"
+WAIT = 20_000  # milliseconds; only ever waited in full by a test that fails
+
+
+class Server:
+    """`uniquery explore` in a process of its own."""
+
+    def __init__(self, *arguments):
+        command = [sys.executable, "-m", "uniquery", "explore", *map(str, arguments)]
+        environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
+        lines = []
+        for line in self.process.stdout:
+            lines.append(line)
+            if line.startswith("Open "):
+                self.address = line.split()[1]
+                return
+        raise AssertionError("".join(lines))
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def server(trained):
+    started = Server(trained / "base", trained / "ours")
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def tab(browser):
+    """A page that fails the test if a script raises, or anything but the server is asked."""
+    context = browser.new_context(viewport={"width": 1280, "height": 720})
+    page = context.new_page()
+    page.set_default_timeout(WAIT)
+    page.problems = []
+    page.on("pageerror", lambda error: page.problems.append(str(error)))
+    page.on("console", lambda line: page.problems.append(line.text) if "Content Security" in line.text else None)
+    page.on(
+        "request",
+        lambda request: (
+            None if request.url.startswith(("http://127.0.0.1:", "blob:")) else page.problems.append(request.url)
+        ),
+    )
+    yield page
+    assert page.problems == []
+    context.close()
+
+
+def drawn_tiles(page):
+    page.wait_for_selector(".tile[data-drawn]")
+    return page.locator(".tile")
+
+
+def test_open_filter_and_sort(server, tab):
+    tab.goto(server.address)
+    assert drawn_tiles(tab).count() == 4
+    tab.wait_for_function("document.querySelector('.tile .sub').textContent.includes('AP')")
+    names = tab.locator(".tile span:not(.sub)").all_text_contents()
+    tab.keyboard.press("/")
+    tab.keyboard.type(names[2].rpartition("/")[2])
+    tab.wait_for_function("document.querySelector('.count').textContent.startsWith('1 of 4')")
+    tab.fill("#search", "")
+    tab.wait_for_function("document.querySelector('.count').textContent.startsWith('4 of 4')")
+    tab.get_by_label("By", exact=True).select_option("instances")
+    tab.get_by_label("Largest first").check()
+    counts = [int(text.split()[0]) for text in tab.locator(".tile .sub").all_text_contents()]
+    assert counts == sorted(counts, reverse=True)
+    tab.get_by_label("Kind of error").select_option("missed")
+    assert "instances: none of these" in tab.locator("#kind-meaning").text_content()
+    tab.get_by_label("By", exact=True).select_option("difference1")
+    tab.get_by_label("Predictions of").select_option("1")
+    assert tab.locator(".tile").count() >= 1
+
+
+def canvas_content(page, selector):
+    return page.eval_on_selector(selector, "canvas => canvas.toDataURL()")
+
+
+def test_sliders_and_toggles_act_at_once(server, tab):
+    tab.goto(server.address)
+    drawn_tiles(tab)
+    requests = []
+    tab.on("request", lambda request: requests.append(request.url) if "/api/state" not in request.url else None)
+    tab.wait_for_timeout(300)
+    requests.clear()
+    shown = [canvas_content(tab, ".tile canvas")]
+    tab.get_by_label("Score at least").fill("0.05")
+    tab.wait_for_function("before => document.querySelector('.tile canvas').toDataURL() !== before", arg=shown[0])
+    assert [url for url in requests if "masks" in url or "images" in url] == []
+    shown.append(canvas_content(tab, ".tile canvas"))
+    tab.keyboard.press("Escape")
+    tab.get_by_label("Ground truth").uncheck()
+    tab.wait_for_function("before => document.querySelector('.tile canvas').toDataURL() !== before", arg=shown[1])
+    shown.append(canvas_content(tab, ".tile canvas"))
+    tab.get_by_label("Mask threshold").fill("1")
+    tab.wait_for_function("before => document.querySelector('.tile canvas').toDataURL() !== before", arg=shown[2])
+
+
+def test_keyboard_reaches_an_image_and_its_query(server, tab):
+    tab.goto(server.address)
+    drawn_tiles(tab).first.focus()
+    tab.keyboard.press("ArrowRight")
+    tab.keyboard.press("Enter")
+    tab.wait_for_url("**/#image/*")
+    tab.wait_for_selector(".instances button")
+    tab.keyboard.press("ArrowLeft")
+    tab.wait_for_function("document.querySelector('.bar .note').textContent.includes('1 of 4')")
+    tab.keyboard.press("?")
+    assert tab.locator("dialog[open] h2").text_content() == "Keyboard"
+    tab.keyboard.press("Escape")
+    tab.locator(".instances button", has_text="truth").first.focus()
+    tab.keyboard.press("Enter")
+    tab.wait_for_url("**/#query/*")
+    tab.wait_for_function("document.querySelectorAll('.panel[data-loaded]').length === 2")
+    tab.wait_for_function("document.body.textContent.includes('of 3 searched')")
+    tab.keyboard.press("Escape")
+    tab.wait_for_url("**/#image/*")
+
+
+def test_click_on_an_instance(server, tab):
+    tab.goto(server.address + "#image/" + str(first_image(server, tab)))
+    tab.wait_for_selector(".instances button")
+    tab.get_by_label("Predictions", exact=True).uncheck()
+    point = tab.evaluate("""async () => {
+        const id = location.hash.split('/')[1];
+        const masks = (await (await fetch(`api/masks?images=${id}`)).json())[id];
+        const { paintIds } = await import('./static/masks.js');
+        const start = await (await fetch('api/start')).json();
+        const [height, width] = start.images.size[start.images.id.indexOf(Number(id))];
+        const ids = paintIds(masks.truth.map((row, i) => [i, row[1]]), { height, width }, { height, width });
+        const position = ids.indexOf(2);
+        return [(position % width + 0.5) / width, (Math.floor(position / width) + 0.5) / height];
+    }""")
+    box = tab.locator("canvas.clickable").first.bounding_box()
+    tab.mouse.click(box["x"] + point[0] * box["width"], box["y"] + point[1] * box["height"])
+    tab.wait_for_url("**/#query/*/truth/1")
+
+
+def first_image(server, tab):
+    return tab.request.get(server.address + "api/start").json()["images"]["id"][0]
+
+
+def test_masks_are_decoded_as_the_library_does(server, tab):
+    import numpy as np
+
+    from uniquery.masks import rle
+
+    tab.goto(server.address)
+    rng = np.random.default_rng(0)
+    bitmaps = [rng.integers(0, 2, (9, 7)), np.zeros((5, 4)), np.ones((3, 8)), rng.random((200, 150)) > 0.97]
+    for bitmap in bitmaps:
+        height, width = bitmap.shape
+        ids = tab.evaluate(
+            """async ([counts, height, width]) => {
+                const { paintIds } = await import('./static/masks.js');
+                return [...paintIds([[0, counts]], { height, width }, { height, width })];
+            }""",
+            [rle.encode(bitmap)["counts"], height, width],
+        )
+        assert np.array_equal(np.array(ids).reshape(height, width), bitmap)
+
+
+def test_try_a_picture(server, tab, scenes, tmp_path):
+    tab.goto(server.address + "#try")
+    photo = next(scenes.images("val").iterdir())
+    tab.set_input_files("#try-file", str(photo))
+    tab.wait_for_selector(".panel:not([hidden]) a[download]")
+    tab.get_by_label("Score at least").fill("0.05")
+    before = canvas_content(tab, ".panel canvas")
+    tab.get_by_label("Mask threshold").fill("1")
+    tab.wait_for_function("before => document.querySelector('.panel canvas').toDataURL() !== before", arg=before)
+    with tab.expect_download() as found:
+        tab.get_by_role("link", name="label PNG").click()
+    assert Image.open(found.value.path()).size == (64, 64)
+    with tab.expect_download() as found:
+        tab.get_by_role("link", name="COCO json").click()
+    assert isinstance(json.loads(Path(found.value.path()).read_text()), list)
+    drop(tab, photo.read_bytes(), "dropped.png")
+    tab.wait_for_function("document.querySelector('[role=status].note').textContent.includes('instances')")
+    drop(tab, b"no image", "evil.png")
+    tab.wait_for_function("document.querySelector('[role=status].note').textContent.includes('no picture')")
+
+
+def drop(tab, content, name):
+    tab.evaluate(
+        """([bytes, name]) => {
+            const transfer = new DataTransfer();
+            transfer.items.add(new File([new Uint8Array(bytes)], name));
+            const event = new DragEvent('drop', { dataTransfer: transfer, bubbles: true });
+            document.querySelector('.drop').dispatchEvent(event);
+        }""",
+        [list(content), name],
+    )
+
+
+def test_equivariance(server, tab):
+    tab.goto(server.address + "#equivariance")
+    tab.wait_for_selector("#equivariance-summary")
+    before = tab.locator("#equivariance-summary").text_content()
+    tab.get_by_label("Rotation").fill("40")
+    tab.wait_for_function("t => document.querySelector('#equivariance-summary').textContent !== t", arg=before)
+
+
+def test_names_with_html_are_text(browser, tab, tmp_path):
+    content = sound()
+    content["images"][0]["file_name"] = "<img src=x onerror=document.title=1>.png"
+    content["categories"][0]["name"] = "<b>cell</b>"
+    annotations, images = write_set(tmp_path, content)
+    server = Server("--data", annotations, images)
+    try:
+        tab.goto(server.address)
+        drawn_tiles(tab)
+        assert tab.locator(".tile span:not(.sub)").first.text_content() == content["images"][0]["file_name"]
+        assert "<b>cell</b>" in tab.get_by_label("Class").locator("option").all_text_contents()
+        tab.locator(".tile").first.click()
+        tab.wait_for_selector(".instances li")
+        assert tab.locator("main img, main b").count() == 0
+        assert tab.title() == "uniquery explore"
+        assert tab.locator("#tabs a").count() == 1  # only data: nothing to try or to follow
+    finally:
+        server.stop()
+
+
+def test_a_run_that_trains_and_is_deleted(browser, tab, runs):
+    config, metrics = runs / "ours" / "config.yaml", runs / "ours" / "metrics.jsonl"
+    config.write_text(config.read_text().replace("steps: 2\n", "steps: 10\n", 1))
+    os.utime(metrics)
+    server = Server(runs / "ours")
+    try:
+        tab.goto(server.address + "#training")
+        tab.wait_for_function("document.querySelector('.training-status')?.textContent.includes('step 2 of 10')")
+        assert "left" in tab.locator(".training-status").text_content()
+        line = json.loads(next(line for line in metrics.read_text().splitlines() if '"train"' in line))
+        with metrics.open("a") as file:
+            file.write(json.dumps(line | {"step": 7, "images": 14}) + "\n")
+        tab.wait_for_function("document.querySelector('.training-status')?.textContent.includes('step 7 of 10')")
+        shutil.rmtree(runs / "ours")
+        tab.wait_for_function("document.querySelector('#messages').textContent.includes('is gone')")
+    finally:
+        server.stop()
+    tab.wait_for_function("document.querySelector('#messages').textContent.includes('does not answer')")
+
+
+VIEWS = ["", "#image/{0}", "#query/{0}/truth/0", "#try", "#equivariance", "#training"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_accessible(server, browser, scheme):
+    axe = pytest.importorskip("axe_core_python.sync_playwright", reason="axe-core-python is not installed")
+    context = browser.new_context(viewport={"width": 1280, "height": 720}, color_scheme=scheme, bypass_csp=True)
+    page = context.new_page()
+    serious = []
+    for view in VIEWS:
+        page.goto(server.address + view.format(first_image(server, page)))
+        page.wait_for_selector("main h2, .tile[data-drawn]")
+        page.wait_for_timeout(700)
+        found = axe.Axe().run(page)["violations"]
+        serious += [
+            (view, one["id"], one["nodes"][0]["html"][:120])
+            for one in found
+            if one["impact"] in ("serious", "critical")
+        ]
+        page.goto("about:blank")
+    context.close()
+    assert serious == []
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_nothing_is_wider_than_a_phone(server, browser, view):
+    context = browser.new_context(viewport={"width": 375, "height": 700})
+    page = context.new_page()
+    page.goto(server.address + view.format(first_image(server, page)))
+    page.wait_for_selector("main h2, .tile[data-drawn]")
+    page.wait_for_timeout(300)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 375
+    assert page.evaluate("document.querySelector('main').scrollWidth") <= 375
+    context.close()
+
+
+def test_ten_thousand_images(browser, tab, tmp_path):
+    """The gallery opens in two seconds, and holds only the tiles in sight."""
+    images = tmp_path / "images"
+    images.mkdir()
+    for number in range(20):
+        Image.new("RGB", (32, 24), (number * 10, 90, 120)).save(images / f"{number}.jpg")
+    rows = [{"id": i, "file_name": f"{i % 20}.jpg", "height": 24, "width": 32} for i in range(10_000)]
+    square = {
+        "iscrowd": 0,
+        "category_id": 1,
+        "area": 64,
+        "bbox": [4, 4, 8, 8],
+        "segmentation": [[4, 4, 12, 4, 12, 12, 4, 12]],
+    }
+    annotations = [{"id": i + 1, "image_id": i, **square} for i in range(10_000)]
+    file = tmp_path / "many.json"
+    file.write_text(json.dumps({"images": rows, "annotations": annotations, "categories": [{"id": 1, "name": "a"}]}))
+    server = Server("--data", file, images)
+    try:
+        start = time.perf_counter()
+        tab.goto(server.address)
+        drawn_tiles(tab)
+        print(f"opened in {time.perf_counter() - start:.2f} s")
+        assert tab.locator(".tile").count() < 100
+        tab.eval_on_selector(".grid", "grid => { grid.scrollTop = grid.scrollHeight; }")
+        tab.wait_for_function("[...document.querySelectorAll('.tile span')].some((s) => s.textContent === '19.jpg')")
+        assert tab.locator(".tile").count() < 100
+    finally:
+        server.stop()

@@ -59,7 +59,7 @@ def test_limits():
     mask = random_mask(rng)
     assert image_ap([], [(1, mask)]) is None
     assert image_ap([(1, mask)], []) == 0
-    assert image_ap([(1, mask)], [(1, mask)]) == 1
+    assert image_ap([(1, mask)], [(1, mask)]) == pytest.approx(1)
     assert image_ap([(1, mask)], [(2, mask)]) == 0
-    assert image_ap([(1, mask)], [(2, mask), (1, mask)], max_detections=1) == 1  # of each class
-    assert image_ap([(1, mask), (2, mask)], [(1, mask)], labeled_classes={1}) == 1
+    assert image_ap([(1, mask)], [(2, mask), (1, mask)], max_detections=1) == pytest.approx(1)  # of each class
+    assert image_ap([(1, mask), (2, mask)], [(1, mask)], labeled_classes={1}) == pytest.approx(1)

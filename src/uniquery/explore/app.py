@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -21,7 +21,7 @@ from uniquery.errors import UserError
 from uniquery.explore.equivariance_view import Choice, compare_views, view_picture
 from uniquery.explore.exploration import Exploration
 from uniquery.explore.gallery import Gallery
-from uniquery.explore.pictures import LONGEST, jpeg_bytes
+from uniquery.explore.pictures import LONGEST, Size, jpeg_bytes
 from uniquery.explore.query_view import QueryView
 from uniquery.explore.security import Guard, refusal
 from uniquery.explore.training_view import training_state
@@ -60,7 +60,7 @@ class Page:
 
     def picture(self, request: Request) -> Response:
         index = self.exploration.index(request.path_params["image"])
-        size = "thumbnail" if request.query_params.get("size") == "thumbnail" else "picture"
+        size: Size = "thumbnail" if request.query_params.get("size") == "thumbnail" else "picture"
         return Response(self.exploration.pictures.get(index, size), media_type="image/jpeg", headers=CACHED)
 
     def levels(self, request: Request) -> Response:
@@ -152,13 +152,10 @@ def _answer_error(_: Request, error: Exception) -> Response:
     )
 
 
-Handler = Callable[[Request], Response] | Callable[[Request], Awaitable[Response]]
-
-
 def build_app(exploration: Exploration, token: str) -> Guard:
     """The page as an ASGI application, at addresses that begin with the token."""
     page = Page(exploration)
-    api: dict[str, Handler] = {
+    api: dict[str, Callable[[Request], Response]] = {
         "/api/start": page.start,
         "/api/state": page.state,
         "/api/runs/{run:int}/analysis": page.analysis,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from threading import Event, Thread
@@ -102,11 +102,10 @@ class Exploration:
             if not any(is_busy):
                 self._stopped.wait(POLL_SECONDS)
 
-    def _guarded(self, run: ExploredRun, work: object) -> bool:
+    def _guarded(self, run: ExploredRun, work: Callable[[ExploredRun], bool]) -> bool:
         """Whether there is more to do; a run that is damaged or deleted says so on the page, and the others go on."""
-        assert callable(work)
         try:
-            return bool(work(run))
+            return work(run)
         except (UserError, OSError) as error:
             run.message = str(error)
         except Exception as error:  # whatever a damaged file makes a library raise: the page goes on
@@ -117,9 +116,7 @@ class Exploration:
     def refresh(self, run: ExploredRun) -> bool:
         """Reads the folder of a run, and analyzes its predictions if they are new."""
         run.read_predictions(self.truth)
-        if run.has_model:
-            run.model()  # the thresholds in its file decide which predictions count
-        run.message = ""
+        run.message = run.check_model()  # the thresholds in its file decide which predictions count
         missing = [image_id for image_id in run.predictions if image_id not in run.analysis]
         for image_id in missing:
             if self._stopped.is_set():
@@ -135,9 +132,9 @@ class Exploration:
 
     def prepare(self, run: ExploredRun) -> bool:
         """Computes some pixel maps, and predictions where the folder has none; whether there is more to do."""
-        if not run.has_model or run.message:
+        if not run.has_model:
             return False
-        needs_predictions = run.predictions_file(self.data.annotations) is None
+        needs_predictions = not run.has_own_predictions
         maps = self.maps[self.runs.index(run)]
         for _ in range(MAPS_AT_ONCE):
             if self._stopped.is_set():

@@ -60,7 +60,8 @@ class ResponseMap:
     def pixels(self, device: torch.device) -> Pixels:
         """All cells as a set of pixels in float32."""
         embeddings = self.embeddings.to(device).float()
-        return Pixels(embeddings.flatten(1).T, grid_locations(*embeddings.shape[1:], self.stride, device))
+        _, height, width = embeddings.shape
+        return Pixels(embeddings.flatten(1).T, grid_locations(height, width, self.stride, device))
 
 
 class ResponseMaps:

@@ -43,6 +43,7 @@ class ExploredRun:
     lock: RLock = field(default_factory=RLock)
     _model: Model | None = None
     _model_stamp: int | None = None
+    _model_problem: str = ""
     _predictions_stamp: int | None = None
 
     @property
@@ -62,11 +63,23 @@ class ExploredRun:
                 if stamp != self._model_stamp:
                     self._model, self._model_stamp = load(self.path, device=self.device), stamp
                     self.model_version += 1
-            except (UserError, OSError):
+                self._model_problem = ""
+            except (UserError, OSError) as error:
                 if self._model is None:
                     raise
+                self._model_problem = f"{str(error).rstrip('.')}: the page uses the model that was read before."
             assert self._model is not None
             return self._model
+
+    def check_model(self) -> str:
+        """What is wrong with the model in the folder, in one sentence; empty if nothing is, or there is none yet.
+
+        Raises:
+            CheckpointError: it cannot be read, and none was read before.
+        """
+        if self.has_model:
+            self.model()
+        return self._model_problem
 
     @property
     def has_model(self) -> bool:
@@ -75,6 +88,11 @@ class ExploredRun:
             return self._model is not None or find_model_file(self.path).is_file()
         except (UserError, OSError):
             return False
+
+    @property
+    def has_own_predictions(self) -> bool:
+        """Whether predictions were read from the folder."""
+        return self._predictions_stamp is not None
 
     def predictions_file(self, annotations: Path) -> Path | None:
         """The run's predictions on a data set; None if it has none of its own."""

@@ -28,22 +28,31 @@ function fill(element, properties, children) {
   element.append(...children.filter((child) => child != null).map((c) => (c instanceof Node ? c : String(c))));
 }
 
-/** A labeled slider that shows its value. @returns {HTMLLabelElement} */
+/** A control below its label, and what is at the right of the label. @returns {HTMLElement} */
+export function field(label, control, right = null) {
+  control.id ||= `control-${++fields}`;
+  return h("div", { class: "field" }, h("span", {}, h("label", { for: control.id }, label), right), control);
+}
+let fields = 0;
+
+/** A labeled slider that shows its value. @returns {HTMLElement} */
 export function slider(label, { min, max, step, value, show = (v) => v.toFixed(2), input }) {
-  const output = h("output", {}, show(value));
-  const control = h("input", {
-    type: "range", min, max, step,
-    oninput: () => { output.textContent = show(control.valueAsNumber); input(control.valueAsNumber); },
-  });
+  const shown = h("span", { "aria-hidden": "true" });
+  const control = h("input", { type: "range", min, max, step, oninput: () => { describe(); input(control.valueAsNumber); } });
+  const describe = () => {
+    shown.textContent = show(control.valueAsNumber);
+    control.setAttribute("aria-valuetext", shown.textContent);
+  };
   control.value = String(value);
-  return h("label", { class: "field" }, h("span", {}, label, output), control);
+  describe();
+  return field(label, control, shown);
 }
 
-/** A labeled select. @param {[string, string][]} options value and text @returns {HTMLLabelElement} */
+/** A labeled select. @param {[string, string][]} options value and text @returns {HTMLElement} */
 export function select(label, options, value, change) {
   const control = h("select", { onchange: () => change(control.value) });
   for (const [key, text] of options) control.append(h("option", { value: key, selected: key === String(value) }, text));
-  return h("label", { class: "field" }, h("span", {}, label), control);
+  return field(label, control);
 }
 
 /** A labeled checkbox. @returns {HTMLLabelElement} */

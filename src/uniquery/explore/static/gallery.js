@@ -1,7 +1,7 @@
 // The gallery: filters at the side, and a grid that holds only the tiles in sight.
 
 import { drawingControls, runSelect } from "./controls.js";
-import { checkbox, debounced, h, select } from "./dom.js";
+import { checkbox, debounced, field, h, select } from "./dom.js";
 import { filterAndSort } from "./filter.js";
 import { VirtualGrid } from "./grid.js";
 import { analyses, set, setShown, settings, shown, start, state, subscribe } from "./store.js";
@@ -46,7 +46,7 @@ function filterControls() {
   const classes = start.classes.map((name, label) => [String(label), name]);
   const groups = [
     h("fieldset", {}, h("legend", {}, "Find"),
-      h("label", { class: "field" }, h("span", {}, "Search"), search),
+      field("Search", search),
       select("Class", [["", "any"], ...classes], settings.cls, (cls) => set({ cls }))),
     h("fieldset", {}, h("legend", {}, "Draw"),
       runSelect("Predictions of", settings.run, (run) => set({ run, kindRun: run })), ...drawingControls()),

@@ -43,7 +43,7 @@ export function showImage(main, [text]) {
 
 class ImagePanel {
   constructor(id, index, run, name) {
-    Object.assign(this, { id, index, run, isClosed: false, draws: 0, ids: [], predictions: [] });
+    Object.assign(this, { id, index, run, isClosed: false, draws: 0, ids: [], predictions: [], signature: "" });
     const [height, width] = start.images.size[index];
     this.image = { height, width };
     const size = fit(width, height, SIDE);
@@ -78,22 +78,26 @@ class ImagePanel {
     if (this.run != null) parts.push(isMissing ? "not predicted yet" : `${count} predicted`);
     if (ap != null) parts.push(`AP ${(100 * ap).toFixed(1)}`);
     this.caption.textContent = parts.join(" · ");
-    this.list.replaceChildren(...this.buttons());
+    const rows = this.rows(), signature = JSON.stringify(rows);
+    if (signature === this.signature) return; // the focus stays where it is
+    this.signature = signature;
+    this.list.replaceChildren(...rows.map((row) => this.button(row)));
   }
 
-  buttons() {
+  /** What the list below the picture shows. */
+  rows() {
     const kinds = this.run == null ? [] : this.known.runs[this.run]?.truth ?? [];
     const rows = [];
     if (settings.predictions && this.run != null) {
       this.predictions.forEach(([label, score, , kind], i) => {
-        if (score >= settings.score) rows.push(this.button(String(this.run), i, `${start.classes[label]} ${score.toFixed(2)}`, kind, instanceColor(i, label, kind, kindColor)));
+        if (score >= settings.score) rows.push({ source: String(this.run), position: i, text: `${start.classes[label]} ${score.toFixed(2)}`, kind, color: instanceColor(i, label, kind, kindColor) });
       });
     }
-    if (settings.truth) this.known.truth.forEach(([label], i) => rows.push(this.button("truth", i, `truth: ${start.classes[label]}`, kinds[i], [255, 255, 255])));
+    if (settings.truth) this.known.truth.forEach(([label], i) => rows.push({ source: "truth", position: i, text: `truth: ${start.classes[label]}`, kind: kinds[i], color: [255, 255, 255] }));
     return rows;
   }
 
-  button(source, position, text, kind, color) {
+  button({ source, position, text, kind, color }) {
     const swatch = h("span", { class: "swatch" });
     swatch.style.background = cssColor(color);
     const words = kind && kind !== "correct" ? `${text} · ${kind}` : text;

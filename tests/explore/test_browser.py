@@ -146,11 +146,13 @@ def test_keyboard_reaches_an_image_and_its_query(server, tab):
     tab.keyboard.press("Escape")
     tab.locator(".instances button", has_text="truth").first.focus()
     tab.keyboard.press("Enter")
-    tab.wait_for_url("**/#query/*")
+    tab.wait_for_url("**/#query/**")
     wait_until(tab, "document.querySelectorAll('.panel[data-loaded]').length === 2")
     wait_until(tab, "document.body.textContent.includes('of 3 searched')")
     tab.keyboard.press("Escape")
     tab.wait_for_url("**/#image/*")
+    tab.keyboard.press("Escape")
+    wait_until(tab, "document.activeElement.classList.contains('tile')")
 
 
 def test_click_on_an_instance(server, tab):

@@ -4,7 +4,7 @@ import { drawingControls, runSelect } from "./controls.js";
 import { checkbox, debounced, field, h, select } from "./dom.js";
 import { filterAndSort } from "./filter.js";
 import { VirtualGrid } from "./grid.js";
-import { analyses, set, setShown, settings, shown, start, state, subscribe } from "./store.js";
+import { analyses, last as lastViewed, set, setShown, settings, shown, start, state, subscribe } from "./store.js";
 
 /** @param {HTMLElement} main @returns {() => void} ends the view */
 export function showGallery(main) {
@@ -25,6 +25,8 @@ export function showGallery(main) {
   };
   const soon = debounced(update, 300);
   update();
+  const position = lastViewed.image == null ? -1 : shown.indexOf(lastViewed.image);
+  if (position >= 0) grid.focus(position);
   const filterKeys = ["text", "cls", "kind", "kindRun", "sort", "descending", "run"];
   let last = filterKeys.map((key) => settings[key]).join();
   const end = subscribe((what) => {

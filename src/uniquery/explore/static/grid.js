@@ -17,21 +17,29 @@ export class VirtualGrid {
     this.active = 0;
     this.element.addEventListener("scroll", () => this.render(), { passive: true });
     this.element.addEventListener("keydown", (event) => this.onKey(event));
-    this.observer = new ResizeObserver(() => { this.measure(); this.clear(); this.render(); });
+    this.observer = new ResizeObserver(() => {
+      if (this.measure()) this.clear();
+      this.render();
+    });
     this.observer.observe(this.element);
+    this.side = 0;
     this.measure();
   }
 
+  /** Whether the size of tiles has changed. */
   measure() {
+    const before = this.side;
     const width = this.element.clientWidth || 800;
     this.columns = Math.max(1, Math.floor((width + GAP) / (LEAST + GAP)));
     this.side = Math.floor((width - GAP * (this.columns - 1)) / this.columns);
     this.rowHeight = this.side + CAPTION + GAP;
+    return this.side !== before;
   }
 
   /** @param {number[]} indices */
   show(indices) {
     this.indices = indices;
+    this.measure();
     this.active = Math.min(this.active, Math.max(0, indices.length - 1));
     this.clear();
     this.render();

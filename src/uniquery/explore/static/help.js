@@ -5,7 +5,7 @@ import { h } from "./dom.js";
 const KEYS = [
   ["arrows", "in the gallery: from image to image; in an image: the one before, the next"],
   ["Enter", "open the image, or the query of the instance"],
-  ["Esc", "back"],
+  ["Esc", "from a query to its image, from an image to the gallery"],
   ["/", "search"],
   ["g", "ground truth on or off"],
   ["p", "predictions on or off"],

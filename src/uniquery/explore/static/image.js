@@ -5,7 +5,7 @@ import { drawingControls } from "./controls.js";
 import { h } from "./dom.js";
 import { cssColor, drawLayers, fit, kindColor } from "./draw.js";
 import { layersOf, truthLayer } from "./layers.js";
-import { analyses, indexOf, instanceColor, masks, predictionsOf, settings, shown, start, subscribe } from "./store.js";
+import { analyses, indexOf, instanceColor, last, masks, predictionsOf, settings, shown, start, subscribe } from "./store.js";
 
 const SIDE = 720;
 
@@ -13,6 +13,7 @@ const SIDE = 720;
 export function showImage(main, [text]) {
   const id = Number(text), index = indexOf(id);
   if (index === undefined) throw new Error(`There is no image with the id ${text}.`);
+  last.image = index;
   const panels = start.runs.length ? start.runs.map((name, run) => new ImagePanel(id, index, run, name)) : [new ImagePanel(id, index, null, "ground truth")];
   const position = shown.indexOf(index);
   const neighbor = (step) => { const next = shown[position + step]; if (next !== undefined) location.hash = `#image/${start.images.id[next]}`; };

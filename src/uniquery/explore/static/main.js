@@ -16,6 +16,7 @@ const main = /** @type {HTMLElement} */ (document.getElementById("main"));
 const messages = /** @type {HTMLElement} */ (document.getElementById("messages"));
 let endView = () => {};
 let lost = "";
+let hasBegun = false;
 
 function tabs() {
   const names = [["gallery", "Gallery"]];
@@ -30,6 +31,8 @@ function route() {
   for (const tab of document.querySelectorAll("#tabs a")) tab.removeAttribute("aria-current");
   const tab = view === "image" || view === "query" ? "gallery" : view;
   document.getElementById(`tab-${tab}`)?.setAttribute("aria-current", "page");
+  if (hasBegun) main.focus({ preventScroll: true });
+  hasBegun = true;
   try {
     endView = VIEWS[view](main, rest) ?? (() => {});
   } catch (error) {
@@ -66,7 +69,14 @@ function onKey(event) {
   } else if (event.key === "g") set({ truth: !settings.truth });
   else if (event.key === "p" && start.runs.length) set({ predictions: !settings.predictions });
   else if (/^[1-9]$/.test(event.key) && Number(event.key) <= start.runs.length) set({ run: Number(event.key) - 1, kindRun: Number(event.key) - 1 });
-  else if (event.key === "Escape" && location.hash.length > 1 && !document.querySelector("dialog[open]")) history.back();
+  else if (event.key === "Escape" && !document.querySelector("dialog[open]")) goUp();
+}
+
+/** From a query to its image, from anything else to the gallery. */
+function goUp() {
+  const [name, id] = location.hash.slice(1).split("/");
+  if (name === "query") location.hash = `#image/${id}`;
+  else if (name && name !== "gallery") location.hash = "#gallery";
 }
 
 function focusSearch() {

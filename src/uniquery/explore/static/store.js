@@ -15,6 +15,8 @@ export let state = { runs: [] };
 export const analyses = [];
 /** @type {number[]} indices of the images that the gallery shows, in its order */
 export let shown = [];
+/** The image that was looked at last: the gallery returns to it. */
+export const last = { image: /** @type {number|null} */ (null) };
 export const setShown = (indices) => { shown = indices; };
 
 /** The settings of the user. */

@@ -119,9 +119,8 @@ def test_query_numbers_are_those_of_diagnose(page):
     from uniquery.querying.memory import InstancePixels
 
     view = QueryView(exploration.maps[0], exploration.data)
-    instances = exploration.data.instances(0)
-    with torch.inference_mode():
-        own = view._own_image(model, 0, instances[0], instances[1:])
+    own = view.prepare(0)
+    asked = view._best(own, own.queries[own.queries.target == 0], own.batch, 0)
     maps = {one.image_id: one for one in exploration.maps[0].all()}
     others = []
     for other in probed[1:]:
@@ -134,7 +133,7 @@ def test_query_numbers_are_those_of_diagnose(page):
         others.append(
             replace(other, queries=other.queries[:0], own_response=other.own_response[:0], instance_pixels=same)
         )
-    mine = replace(probed[0], batch=own.batch, queries=own.query, own_response=torch.zeros(1))
+    mine = replace(probed[0], batch=own.batch, queries=asked.query, own_response=torch.zeros(1))
     expected = cross_scene_response(model.segmenter, [mine, *others])
     found = query(page)["numbers"]
     assert found["others"]["pixels"] == expected.inside.pairs + expected.outside.pairs

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from uniquery.data.dataset import Row
 from uniquery.evaluation.error_summary import ImageTruth
-from uniquery.evaluation.errors import INSTANCE_KINDS, PREDICTION_KINDS, ImageErrors
+from uniquery.evaluation.errors import INSTANCE_KINDS, PREDICTION_KINDS
 from uniquery.evaluation.image_ap import image_ap
 
 KINDS = {
@@ -25,10 +25,14 @@ class ImageAnalysis:
     Attributes:
         ap: mean over classes and IoU 0.5 to 0.95; None without instances.
         counts: how many errors of each of `KINDS`, in their order.
+        instance_kinds: of each instance of the ground truth.
+        prediction_kinds: of each prediction that counts, by its position among all predictions.
     """
 
     ap: float | None
     counts: tuple[int, ...]
+    instance_kinds: tuple[str, ...]
+    prediction_kinds: dict[int, str]
 
 
 def analyze(truth: ImageTruth, predicted: Sequence[Row], least: dict[int, float], max_detections: int) -> ImageAnalysis:
@@ -48,18 +52,14 @@ def analyze(truth: ImageTruth, predicted: Sequence[Row], least: dict[int, float]
         labeled_classes=truth.labeled_classes,
         max_detections=max_detections,
     )
-    errors = truth.errors(confident(predicted, least))
-    counts = Counter(outcome.kind for outcome in errors.instances)
-    counts.update(outcome.kind for outcome in errors.predictions if outcome.kind not in INSTANCE_KINDS)
-    return ImageAnalysis(ap, tuple(counts[kind] for kind in KINDS))
-
-
-def confident(predicted: Sequence[Row], least: dict[int, float]) -> list[Row]:
-    """The predictions that reach the least score of their class."""
-    return [row for row in predicted if row["score"] >= least[row["category_id"]]]
-
-
-def outcomes(truth: ImageTruth, predicted: Sequence[Row], least: dict[int, float]) -> tuple[ImageErrors, list[int]]:
-    """The kind of each instance and of each prediction that counts, and the positions of those in `predicted`."""
     positions = [p for p, row in enumerate(predicted) if row["score"] >= least[row["category_id"]]]
-    return truth.errors([predicted[p] for p in positions]), positions
+    errors = truth.errors([predicted[p] for p in positions])
+    kinds = [outcome.kind for outcome in errors.predictions]
+    counts = Counter(outcome.kind for outcome in errors.instances)
+    counts.update(kind for kind in kinds if kind not in INSTANCE_KINDS)
+    return ImageAnalysis(
+        ap,
+        tuple(counts[kind] for kind in KINDS),
+        tuple(outcome.kind for outcome in errors.instances),
+        dict(zip(positions, kinds, strict=True)),
+    )

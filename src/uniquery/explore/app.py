@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from http import HTTPStatus
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +72,16 @@ class Page:
         run, image_id = _query(request, "run", int), _query(request, "image", int)
         self.exploration.run(run)
         source, position = request.query_params.get("source", "truth"), _query(request, "instance", int)
-        clicked = self.gallery.instance(image_id, source, position)
-        index = self.exploration.index(image_id)
-        others = self.exploration.data.instances(index) if source == "truth" else []
-        others = [one for i, one in enumerate(others) if i != position]
-        return JSONResponse(self._query_views[run].respond(index, clicked, others))
+        clicked, index = self.gallery.instance(image_id, source, position), self.exploration.index(image_id)
+        view = self._query_views[run]
+        return JSONResponse(view.of_truth(index, position) if source == "truth" else view.of_mask(index, clicked))
+
+    def prepare(self, request: Request) -> Response:
+        """What the query view needs of an image: asked for while the user looks at it."""
+        run, index = _query(request, "run", int), self.exploration.index(_query(request, "image", int))
+        self.exploration.run(run)
+        self._query_views[run].prepare(index)
+        return JSONResponse({})
 
     def equivariance(self, request: Request) -> Response:
         run, index, choice = self._view(request)
@@ -155,7 +161,7 @@ def _answer_error(_: Request, error: Exception) -> Response:
 def build_app(exploration: Exploration, token: str) -> Guard:
     """The page as an ASGI application, at addresses that begin with the token."""
     page = Page(exploration)
-    api: dict[str, Callable[[Request], Response]] = {
+    api: dict[str, Callable[[Request], Response | Awaitable[Response]]] = {
         "/api/start": page.start,
         "/api/state": page.state,
         "/api/runs/{run:int}/analysis": page.analysis,
@@ -164,26 +170,34 @@ def build_app(exploration: Exploration, token: str) -> Guard:
         "/api/images/{image:int}": page.picture,
         "/api/images/{image:int}/levels": page.levels,
         "/api/query": page.query,
+        "/api/prepare": page.prepare,
         "/api/equivariance": page.equivariance,
         "/api/view": page.view,
+        "/api/uploads": page.upload,
         "/api/uploads/{upload:int}/{name}": page.upload_file,
     }
-    routes = [Route(path, partial(_caught, handler)) for path, handler in api.items()]
+    methods = {"/api/uploads": ["POST"]}
+    routes = [
+        Route(path, partial(_caught, exploration, handler), methods=methods.get(path)) for path, handler in api.items()
+    ]
     app = Starlette(
         routes=[
             *routes,
-            Route("/api/uploads", page.upload, methods=["POST"]),
             Route("/", lambda _: FileResponse(STATIC / "index.html")),
             Mount("/static", StaticFiles(directory=STATIC)),
         ],
-        exception_handlers={HTTPException: _answer_error, UserError: _answer_error, OSError: _answer_error},
+        exception_handlers={HTTPException: _answer_error},
     )
     return Guard(app, token)
 
 
-async def _caught(handler: Callable[[Request], Response], request: Request) -> Response:
-    """Runs a handler in a thread; an error of any kind becomes a sentence."""
-    try:
-        return await run_in_threadpool(handler, request)
-    except Exception as error:
-        return _answer_error(request, error)
+async def _caught(
+    exploration: Exploration, handler: Callable[[Request], Response | Awaitable[Response]], request: Request
+) -> Response:
+    """Runs a handler, in a thread if it is no coroutine; an error of any kind becomes a sentence."""
+    with exploration.request():
+        try:
+            answer = handler(request) if iscoroutinefunction(handler) else await run_in_threadpool(handler, request)
+            return await answer if isinstance(answer, Awaitable) else answer
+        except Exception as error:
+            return _answer_error(request, error)

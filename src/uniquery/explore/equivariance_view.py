@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from uniquery.data.batch import Batch
 from uniquery.data.coco import CocoData
 from uniquery.errors import UserError
 from uniquery.evaluation.diagnose import CONFIDENT, best_ious, relative_feature_error
@@ -71,7 +70,7 @@ def compare_views(run: ExploredRun, data: CocoData, index: int, choice: Choice) 
     """
     with run.lock:
         model = run.model()
-        batch = model_batch(model, data, index)
+        batch, _ = model_batch(model, data, index)
         g = choice.transform(*batch.images.sizes[0])
         outputs = model.segmenter(batch.images)
         views, _ = view_of(batch.images, batch.targets, [g])
@@ -101,7 +100,7 @@ def view_picture(run: ExploredRun, data: CocoData, index: int, choice: Choice) -
     Raises:
         UserError: the image cannot be read or is too small.
     """
-    batch: Batch = model_batch(run.model(), data, index, [])
+    batch, _ = model_batch(run.model(), data, index, [])
     g = choice.transform(*batch.images.sizes[0])
     pixels = g.on_map(batch.images.pixels[0].cpu().float())
     return pixels.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).contiguous().numpy()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from threading import Event, Thread
+from threading import Condition, Event, Thread
 
 from uniquery.data.coco import CocoData
 from uniquery.data.dataset import GroundTruth, is_panoptic
@@ -23,6 +24,7 @@ from uniquery.training.config import SplitConfig
 from uniquery.training.run_folder import RunFolder
 
 POLL_SECONDS = 2.0
+LONGEST_WAIT = 5.0  # seconds that requests may hold up the work in the background, at each of its steps
 MAPS_AT_ONCE = 8  # between two looks at the run folders
 
 
@@ -40,6 +42,7 @@ class Exploration:
         self.maps = [ResponseMaps(run, data) for run in runs]
         self._index = {image_id: index for index, image_id in enumerate(data.image_ids.tolist())}
         self._stopped = Event()
+        self._requests, self._idle = 0, Condition()
 
     @property
     def is_panoptic(self) -> bool:
@@ -94,6 +97,22 @@ class Exploration:
         """Ends the thread after what it is doing."""
         self._stopped.set()
 
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """While a request is answered, the thread in the background waits."""
+        with self._idle:
+            self._requests += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._requests -= 1
+                self._idle.notify_all()
+
+    def _wait_for_requests(self) -> None:
+        with self._idle:
+            self._idle.wait_for(lambda: not self._requests, timeout=LONGEST_WAIT)
+
     def _work(self) -> None:
         while not self._stopped.is_set():
             for run in self.runs:
@@ -121,6 +140,7 @@ class Exploration:
         for image_id in missing:
             if self._stopped.is_set():
                 break
+            self._wait_for_requests()
             self.analyze(run, image_id)
         return bool(missing)
 
@@ -139,6 +159,7 @@ class Exploration:
         for _ in range(MAPS_AT_ONCE):
             if self._stopped.is_set():
                 return False
+            self._wait_for_requests()
             found = maps.compute_next(needs_predictions)
             if found is None:
                 return False

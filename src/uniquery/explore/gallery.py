@@ -8,7 +8,7 @@ from typing import Any
 
 from uniquery.data.dataset import Row
 from uniquery.errors import UserError
-from uniquery.explore.analysis import KINDS, outcomes
+from uniquery.explore.analysis import KINDS
 from uniquery.explore.byte_cache import ByteCache
 from uniquery.explore.exploration import Exploration
 from uniquery.explore.runs import ExploredRun
@@ -98,24 +98,22 @@ class Gallery:
         return {"truth": [[label, mask["counts"]] for label, mask in instances], "runs": runs}
 
     def _run_masks(self, run: ExploredRun, image_id: int, count: int) -> dict[str, Any] | None:
-        """[label, score, run lengths, kind] of each prediction, and the kind of each instance; None if not known."""
+        """[label, score, run lengths, kind] of each prediction, and the kind of each instance; None if not predicted.
+
+        A kind is None as long as the image is not analyzed.
+        """
         rows = run.predictions.get(image_id)
         if rows is None:
             return None
-        rows = [row for row in rows if row["score"] >= LEAST_SCORE]
-        truth_kinds: list[str | None] = [None] * count
-        kinds: list[str | None] = [None] * len(rows)
-        if not self.exploration.is_panoptic:
-            errors, positions = outcomes(self.exploration.images[image_id], rows, self.exploration.least_scores(run))
-            truth_kinds = [outcome.kind for outcome in errors.instances]
-            for position, outcome in zip(positions, errors.predictions, strict=True):
-                kinds[position] = outcome.kind
+        known = run.analysis.get(image_id)
+        kinds = known.prediction_kinds if known else {}
         labels = {category.id: label for label, category in enumerate(self.exploration.data.categories)}
         predictions = [
-            [labels[row["category_id"]], round(row["score"], 4), row["segmentation"]["counts"], kind]
-            for row, kind in zip(rows, kinds, strict=True)
+            [labels[row["category_id"]], round(row["score"], 4), row["segmentation"]["counts"], kinds.get(position)]
+            for position, row in enumerate(rows)
+            if row["score"] >= LEAST_SCORE
         ]
-        return {"truth": truth_kinds, "predictions": predictions}
+        return {"truth": known.instance_kinds if known else [None] * count, "predictions": predictions}
 
     def levels(self, number: int, image_id: int) -> bytes:
         """Predictions of an image at each mask threshold, as json.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 from collections import deque
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from uniquery.structures import PixelMap, Queries
 
 OTHERS = 24
 BINS = 20
-KEPT_FORWARDS = 2
+KEPT_IMAGES = 2
 """How many images per run keep their forward pass: instances of one image are clicked one after another."""
 
 Instance = tuple[int, Rle]
@@ -34,17 +33,38 @@ Instance = tuple[int, Rle]
 
 @dataclass(frozen=True)
 class OwnImage:
-    """The image of the query.
+    """The image of the query, and what the model computed from it.
 
     Attributes:
-        batch: the clicked mask is its first target.
-        pixel_map: f(I).
-        query: the one query that fits the clicked mask best.
+        index: of the image.
+        model_version: of the run.
+        batch: the image and its ground truth.
+        positions: which instance of the ground truth each target is.
+        outputs: of the forward.
+        queries: those that own a target.
     """
 
+    index: int
+    model_version: int
     batch: Batch
-    pixel_map: PixelMap
+    positions: list[int]
+    outputs: Any
+    queries: Queries
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A query and the mask that it is matched to.
+
+    Attributes:
+        query: one.
+        mask: (1, H, W) at the model's size.
+        label: of the mask, a label of the model.
+    """
+
     query: Queries
+    mask: Tensor
+    label: int
 
 
 class QueryView:
@@ -57,74 +77,102 @@ class QueryView:
 
     def __init__(self, maps: ResponseMaps, data: CocoData) -> None:
         self.maps, self.data = maps, data
-        self._forwards: deque[tuple[tuple[int, int], Any]] = deque(maxlen=KEPT_FORWARDS)
+        self._kept: deque[OwnImage] = deque(maxlen=KEPT_IMAGES)
 
     @torch.inference_mode()
-    def respond(self, index: int, clicked: Instance, others: list[Instance]) -> dict[str, Any]:
-        """The response of the query that fits a mask best, ready for json.
+    def prepare(self, index: int) -> OwnImage:
+        """The forward and the matched queries of an image; kept for the instances that are asked about next.
 
-        Args:
-            index: of the image.
-            clicked: the mask.
-            others: other instances of the image, which compete for queries.
+        Raises:
+            UserError: the image cannot be read, or the run has no model.
+        """
+        with self.maps.run.lock:
+            model, version = self.maps.run.model(), self.maps.run.model_version
+            for own in self._kept:
+                if (own.index, own.model_version) == (index, version):
+                    return own
+            batch, positions = model_batch(model, self.data, index)
+            outputs = model.segmenter(batch.images)
+            own = OwnImage(index, version, batch, positions, outputs, _matched(model, outputs, batch))
+            self._kept.append(own)
+            return own
+
+    def of_truth(self, index: int, position: int) -> dict[str, Any]:
+        """The response of the query that is matched to an instance of the ground truth, as in training; for json.
 
         Raises:
             UserError: the model does not know the class, the mask is too small, or no query is matched.
         """
-        start = perf_counter()
-        run = self.maps.run
+        instances = self.data.instances(index)
+        own = self.prepare(index)
+        if position in own.positions:
+            target = own.positions.index(position)
+            queries = own.queries[own.queries.target == target]
+            if len(queries):  # with many instances, a segmenter that caps its queries may leave this one out
+                return self._respond(own, self._best(own, queries, own.batch, target))
+        return self.of_mask(index, instances[position])
+
+    @torch.inference_mode()
+    def of_mask(self, index: int, clicked: Instance) -> dict[str, Any]:
+        """The response of the query that is matched to a mask, if it were the only instance; ready for json.
+
+        Raises:
+            UserError: the model does not know the class, the mask is too small, or no query is matched.
+        """
+        own, run = self.prepare(index), self.maps.run
         with run.lock:
-            model = run.model()
-            own = self._own_image(model, index, clicked, others)
-            image_id = int(self.data.image_ids[index])
+            batch, positions = model_batch(run.model(), self.data, index, [clicked])
+            if not positions:
+                raise UserError(
+                    f"{run.name} has no query for it: its model does not know the class "
+                    f"{self.data.classes[clicked[0]]}, or the mask is too small at the model's size."
+                )
+            queries = _matched(run.model(), own.outputs, batch)
+        if not len(queries):
+            raise UserError(f"{run.name} has no query that is matched to this mask.")
+        return self._respond(own, self._best(own, queries, batch, 0))
+
+    @torch.inference_mode()
+    def _best(self, own: OwnImage, queries: Any, batch: Batch, target: int) -> Asked:
+        """The query whose response fits its target best."""
+        mask = batch.targets[0].masks[target : target + 1]
+        fit = _dice(self.maps.run.model(), queries, own.outputs.pixels, mask)
+        return Asked(queries[fit.argmax()[None]], mask, int(batch.targets[0].labels[target]))
+
+    @torch.inference_mode()
+    def _respond(self, own: OwnImage, asked: Asked) -> dict[str, Any]:
+        image_id = int(self.data.image_ids[own.index])
+        pixel_map: PixelMap = own.outputs.pixels
+        with self.maps.run.lock:
+            model = self.maps.run.model()
             searched = [one for one in self.maps.all() if one.image_id != image_id]
-            own_map = _probabilities(model, own.query, own.pixel_map.of_image(0))
-            found = [(one, _probabilities(model, own.query, one.pixels(model.device))) for one in searched]
+            own_map = _probabilities(model, asked.query, pixel_map.of_image(0))
+            found = [(one, _probabilities(model, asked.query, one.pixels(model.device))) for one in searched]
         inside = [_inside(response.view(one.embeddings.shape[1:]), one.size, one.stride) for one, response in found]
         order = sorted(range(len(found)), key=lambda i: -inside[i].mean().item())[:OTHERS]
         ready, total = self.maps.progress
-        own_size, shape = own.batch.images.sizes[0], own.pixel_map.embeddings.shape[-2:]
-        own_inside = _inside(own_map.view(shape), own_size, own.pixel_map.stride)
+        size, stride = own.batch.images.sizes[0], pixel_map.stride
+        own_inside = _inside(own_map.view(pixel_map.embeddings.shape[-2:]), size, stride)
         return {
-            "own": _packed(image_id, own_inside, own_size, own.pixel_map.stride),
+            "own": _packed(image_id, own_inside, size, stride),
             "others": [_packed(found[i][0].image_id, inside[i], found[i][0].size, found[i][0].stride) for i in order],
             "searched": len(found),
             "preparing": max(0, total - ready),
-            "numbers": _numbers(own, own_map, found),
-            "seconds": perf_counter() - start,
+            "numbers": _numbers(asked, stride, own_map, found),
         }
 
-    def _own_image(self, model: Model, index: int, clicked: Instance, others: list[Instance]) -> OwnImage:
-        if not len(model_batch(model, self.data, index, [clicked]).targets[0]):
-            raise UserError(
-                f"{self.maps.run.name} has no query for it: its model does not know the class "
-                f"{self.data.classes[clicked[0]]}, or the mask is too small at the model's size."
-            )
-        for competing in (others, []):  # with many instances, a segmenter that caps its queries may leave this one out
-            batch = model_batch(model, self.data, index, [clicked, *competing])
-            outputs = self._forward(model, index, batch)
-            torch.manual_seed(0)  # a segmenter that limits its queries may select them at random
-            queries = model.segmenter.queries(outputs, model.segmenter.assign(outputs, batch.targets))
-            queries = queries[queries.target == 0]
-            if len(queries):
-                best = _dice(model, queries, outputs.pixels, batch.targets[0].masks).argmax()
-                return OwnImage(batch, outputs.pixels, queries[best[None]])
-        raise UserError(f"{self.maps.run.name} has no query that is matched to this instance.")
 
-    def _forward(self, model: Model, index: int, batch: Batch) -> Any:
-        key = index, self.maps.run.model_version
-        for known, outputs in self._forwards:
-            if known == key:
-                return outputs
-        outputs = model.segmenter(batch.images)
-        self._forwards.append((key, outputs))
-        return outputs
+def _matched(model: Model, outputs: Any, batch: Batch) -> Queries:
+    """The queries that own a target."""
+    torch.manual_seed(0)  # a segmenter that limits its queries may select them at random
+    queries: Queries = model.segmenter.queries(outputs, model.segmenter.assign(outputs, batch.targets))
+    return queries[queries.target >= 0]
 
 
-def _dice(model: Model, queries: Any, pixels: PixelMap, masks: Tensor) -> Tensor:
-    """(Q,) how well the response of each query fits the first mask."""
+def _dice(model: Model, queries: Any, pixels: PixelMap, mask: Tensor) -> Tensor:
+    """(Q,) how well the response of each query fits a (1, H, W) mask."""
     response = model.segmenter.decode(queries, pixels).sigmoid().flatten(1)
-    cells = instance_cells(masks[:1], pixels.stride).float()
+    cells = instance_cells(mask, pixels.stride).float()
     return 2 * (response * cells).sum(1) / (response.sum(1) + cells.sum())
 
 
@@ -153,14 +201,13 @@ def _packed(image_id: int, response: Tensor, size: tuple[int, int], stride: int)
     }
 
 
-def _numbers(own: OwnImage, own_map: Tensor, found: list[tuple[ResponseMap, Tensor]]) -> dict[str, Any]:
+def _numbers(asked: Asked, stride: int, own_map: Tensor, found: list[tuple[ResponseMap, Tensor]]) -> dict[str, Any]:
     """What `uniquery diagnose` measures, for one query: mean, share above 0.5 and histogram of each group of pixels."""
-    target, stride = own.batch.targets[0], own.pixel_map.stride
-    cells = instance_cells(target.masks[:1], stride)[0].cpu()
+    cells = instance_cells(asked.mask, stride)[0].cpu()
     groups = {"own": own_map[cells]}
     values = _concatenated([response[one.cells] for one, response in found])
-    same = _concatenated([one.labels for one, _ in found]) == target.labels[0].cpu()
-    inside = _concatenated([_in_footprint(target.masks[0].cpu(), one) for one, _ in found]).bool()
+    same = _concatenated([one.labels for one, _ in found]) == asked.label
+    inside = _concatenated([_in_footprint(asked.mask[0].cpu(), one) for one, _ in found]).bool()
     groups |= {
         "others": values,
         "same class": values[same],

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uniquery.data.augment import Sample, image_only, resize, resized_size
+from uniquery.data.augment import image_only, resize, resized_size
 from uniquery.data.batch import Batch, LoadedSample, collate
 from uniquery.data.coco import CocoData
 from uniquery.data.dataset import Row
@@ -110,7 +110,7 @@ class ResponseMaps:
             self._next += 1
             image_id = int(self.data.image_ids[index])
             try:
-                batch = model_batch(model, self.data, index)
+                batch, _ = model_batch(model, self.data, index)
             except DataError:
                 return image_id, []
             outputs = model.segmenter(batch.images)
@@ -133,7 +133,9 @@ def _response_map(pixel_map: Any, batch: Batch, image_id: int) -> ResponseMap:
     return ResponseMap(image_id, embeddings, stride, batch.images.sizes[0], cells, target.labels.cpu()[instance])
 
 
-def model_batch(model: Model, data: CocoData, index: int, instances: list[tuple[int, Rle]] | None = None) -> Batch:
+def model_batch(
+    model: Model, data: CocoData, index: int, instances: list[tuple[int, Rle]] | None = None
+) -> tuple[Batch, list[int]]:
     """An image as a model gets it, with some masks; by default its ground truth.
 
     Masks of classes that the model does not know are left out, and masks that are empty at the size of the model.
@@ -144,24 +146,22 @@ def model_batch(model: Model, data: CocoData, index: int, instances: list[tuple[
         index: of the image.
         instances: label of the data set and mask.
 
+    Returns:
+        The batch, and the position among `instances` of each of its targets.
+
     Raises:
         DataError: the image cannot be read.
     """
     known = {name: label for label, name in enumerate(model.classes)}
-    labels = [known.get(name) for name in data.classes]
     rows = data.instances(index) if instances is None else instances
-    kept = [(labels[label], mask) for label, mask in rows if labels[label] is not None]
-    sample = with_masks(image_only(data.read(index)), kept)
-    size = resized_size(*sample.size, model.info.test_size.short, model.info.test_size.longest)
-    resized = resize(sample, size).without_empty()
-    batch = collate([LoadedSample(resized, int(data.image_ids[index]), sample.size)])
+    labels = [known.get(data.classes[label]) for label, _ in rows]
+    kept = [position for position, label in enumerate(labels) if label is not None]
+    sample = image_only(data.read(index))
+    if kept:
+        masks = torch.stack([torch.from_numpy(rle.decode(rows[position][1])) for position in kept])
+        sample = replace(sample, masks=masks, labels=torch.tensor([labels[position] for position in kept]))
+    resized = resize(sample, resized_size(*sample.size, model.info.test_size.short, model.info.test_size.longest))
+    is_there = resized.masks.flatten(1).any(1).tolist()
+    batch = collate([LoadedSample(resized.without_empty(), int(data.image_ids[index]), sample.size)])
     assert isinstance(batch, Batch)
-    return batch.to(model.device)
-
-
-def with_masks(sample: Sample, instances: list[tuple[int | None, Rle]]) -> Sample:
-    """The sample with these instances."""
-    if not instances:
-        return sample
-    masks = torch.stack([torch.from_numpy(rle.decode(mask)) for _, mask in instances])
-    return replace(sample, masks=masks, labels=torch.tensor([label for label, _ in instances], dtype=torch.int64))
+    return batch.to(model.device), [position for position, there in zip(kept, is_there, strict=True) if there]

@@ -1,6 +1,6 @@
 // One image: ground truth and the predictions of every run side by side; instances can be clicked.
 
-import { loadImage, pictureAddress } from "./api.js";
+import { fetchJson, loadImage, pictureAddress } from "./api.js";
 import { drawingControls } from "./controls.js";
 import { h } from "./dom.js";
 import { cssColor, drawLayers, fit, kindColor } from "./draw.js";
@@ -53,6 +53,7 @@ class ImagePanel {
     this.list = h("ul", { class: "instances", "aria-label": `Instances of ${name}`, tabindex: 0 });
     this.element = h("section", { class: "panel" }, h("h3", {}, name), this.canvas, this.caption, this.list);
     this.picture = loadImage(pictureAddress(id));
+    if (run != null) fetchJson(`api/prepare?run=${run}&image=${id}`).catch(() => {}); // the query view says what is wrong
   }
 
   async draw() {

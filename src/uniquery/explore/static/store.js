@@ -61,7 +61,8 @@ export async function refresh() {
   let isNew = false;
   await Promise.all(state.runs.map(async (run, number) => {
     const old = before.runs[number];
-    if (!old || old.version !== run.version || old.predicted !== run.predicted) isNew = true;
+    const isAnalyzed = run.analyzed === run.predicted && old?.analyzed !== run.analyzed; // masks now have their kinds
+    if (!old || old.version !== run.version || old.predicted !== run.predicted || isAnalyzed) isNew = true;
     if (!old || old.version !== run.version || old.analyzed !== run.analyzed) {
       analyses[number] = await fetchJson(`api/runs/${number}/analysis`);
       changed("analysis");

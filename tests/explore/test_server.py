@@ -70,17 +70,16 @@ def test_perfect_predictions_have_no_errors(runs, scenes):
     assert sum(counts[missed] for counts in base["counts"]) > 0
 
 
-def test_levels_are_predictions_at_thresholds(page):
+def test_predictions_at_mask_thresholds(page):
     import uniquery
 
     data = page.exploration.data
     image_id = int(data.image_ids[0])
-    found = page.json(f"api/images/{image_id}/levels?run=0")
     model = uniquery.load(page.exploration.runs[0].path, device="cpu")
-    thresholds = page.json("api/start")["thresholds"]
-    for threshold, level in zip(thresholds, found["levels"], strict=True):
+    for threshold in page.json("api/start")["thresholds"]:
+        found = page.json(f"api/images/{image_id}/predictions?run=0&mask={threshold}")
         expected = model.predict(data.read(0), score_threshold=0.05, mask_threshold=threshold)
-        assert [row[2] for row in level] == [mask["counts"] for mask in expected.rles]
+        assert [row[2] for row in found] == [mask["counts"] for mask in expected.rles]
 
 
 def query(page, run=0, image=0, instance=0):
@@ -183,6 +182,8 @@ def test_query_of_an_empty_mask(runs, scenes):
         ("api/equivariance?run=0&image={0}&scale=100", "scale must be in"),
         ("api/equivariance?run=0&image={0}&angle=nan", "angle must be in"),
         ("api/masks?images=1,x", "is not a number"),
+        ("api/images/{0}/predictions?run=0&mask=7", "from 0 to 1"),
+        ("api/images/{0}/predictions?run=0", "lacks mask"),
         ("api/uploads/77/overlay.png", "not kept any more"),
     ],
 )
@@ -230,9 +231,9 @@ def test_upload_and_its_files(page, scenes):
     photo = next(scenes.images("val").iterdir())
     found = page.client.post("/secret-token/api/uploads?run=0", content=photo.read_bytes()).json()
     assert (found["height"], found["width"]) == (64, 64)
-    assert len(found["levels"]) == len(found["thresholds"])
     address = f"api/uploads/{found['upload']}"
-    level = found["levels"][found["thresholds"].index(0.3)]
+    level = page.json(f"{address}/predictions?mask=0.3")
+    assert page.json(f"{address}/predictions") == found["predictions"] != level
     least = level[1][1]
     kept = [row for row in level if row[1] >= least]
     results = page.get(f"{address}/results.json?score={least - 1e-4}&mask=0.3")

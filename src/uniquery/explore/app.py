@@ -64,8 +64,11 @@ class Page:
         size: Size = "thumbnail" if request.query_params.get("size") == "thumbnail" else "picture"
         return Response(self.exploration.pictures.get(index, size), media_type="image/jpeg", headers=CACHED)
 
-    def levels(self, request: Request) -> Response:
-        content = self.gallery.levels(_query(request, "run", int), request.path_params["image"])
+    def predictions_at(self, request: Request) -> Response:
+        run, mask = _query(request, "run", int), _mask_threshold(request)
+        if mask is None:
+            raise UserError("The address lacks mask.")
+        content = self.gallery.predictions_at(run, request.path_params["image"], mask)
         return Response(content, media_type="application/json")
 
     def query(self, request: Request) -> Response:
@@ -103,10 +106,14 @@ class Page:
         content = await _limited_body(request)
         return JSONResponse(await run_in_threadpool(self.uploads.add, run, content))
 
+    def upload_predictions(self, request: Request) -> Response:
+        mask = _mask_threshold(request)
+        return JSONResponse(self.uploads.get(request.path_params["upload"]).predictions_at(mask))
+
     def upload_file(self, request: Request) -> Response:
         upload, name = self.uploads.get(request.path_params["upload"]), request.path_params["name"]
-        thresholds = _query(request, "score", float, 0.5), _query(request, "mask", float, 0.5)
-        content, media_type = upload.file(name, *thresholds)
+        mask = _mask_threshold(request)
+        content, media_type = upload.file(name, _query(request, "score", float, 0.5), mask)
         disposition = f'attachment; filename="{name}"'
         return Response(content, media_type=media_type, headers={"Content-Disposition": disposition})
 
@@ -128,6 +135,17 @@ def _query(request: Request, name: str, kind: type[Any], default: Any = None) ->
             raise UserError(f"The address lacks {name}.")
         return default
     return _number(text, kind, name)
+
+
+def _mask_threshold(request: Request) -> float | None:
+    """None: the model's own."""
+    text = request.query_params.get("mask")
+    if text is None:
+        return None
+    value: float = _number(text, float, "mask")
+    if not 0 <= value <= 1:
+        raise UserError(f"mask is a probability from 0 to 1, not {value:g}.")
+    return value
 
 
 async def _limited_body(request: Request) -> bytes:
@@ -168,12 +186,13 @@ def build_app(exploration: Exploration, token: str) -> Guard:
         "/api/runs/{run:int}/training": page.training,
         "/api/masks": page.masks,
         "/api/images/{image:int}": page.picture,
-        "/api/images/{image:int}/levels": page.levels,
+        "/api/images/{image:int}/predictions": page.predictions_at,
         "/api/query": page.query,
         "/api/prepare": page.prepare,
         "/api/equivariance": page.equivariance,
         "/api/view": page.view,
         "/api/uploads": page.upload,
+        "/api/uploads/{upload:int}/predictions": page.upload_predictions,
         "/api/uploads/{upload:int}/{name}": page.upload_file,
     }
     methods = {"/api/uploads": ["POST"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,13 +13,15 @@ from uniquery.explore.analysis import KINDS
 from uniquery.explore.byte_cache import ByteCache
 from uniquery.explore.exploration import Exploration
 from uniquery.explore.runs import ExploredRun
-from uniquery.explore.thresholds import LEAST_SCORE, MASK_THRESHOLDS, default_threshold, packed, predict_at_thresholds
+from uniquery.explore.thresholds import LEAST_SCORE, MASK_THRESHOLDS, Forward, packed
 from uniquery.masks.rle import Rle
+from uniquery.model import Model
 from uniquery.report.palette import COLORS
 
 MAX_IMAGES = 100
 """How many images one request for masks may name."""
 LEVELS_BYTES = 32 * 2**20
+KEPT_FORWARDS = 4
 
 
 class Gallery:
@@ -31,6 +34,7 @@ class Gallery:
     def __init__(self, exploration: Exploration) -> None:
         self.exploration = exploration
         self._levels = ByteCache[bytes](LEVELS_BYTES)
+        self._forwards: deque[tuple[tuple[int, int, int], Forward]] = deque(maxlen=KEPT_FORWARDS)
 
     def start(self) -> dict[str, Any]:
         """What never changes: the images, the classes, the kinds of errors, the runs."""
@@ -115,8 +119,8 @@ class Gallery:
         ]
         return {"truth": known.instance_kinds if known else [None] * count, "predictions": predictions}
 
-    def levels(self, number: int, image_id: int) -> bytes:
-        """Predictions of an image at each mask threshold, as json.
+    def predictions_at(self, number: int, image_id: int, mask_threshold: float) -> bytes:
+        """Predictions of an image at a mask threshold, as json.
 
         Raises:
             UserError: the image cannot be read, or the run has no model.
@@ -125,15 +129,23 @@ class Gallery:
         with run.lock:
             model = run.model()
             key = number, image_id, run.model_version
-            found = self._levels.get(key)
+            found = self._levels.get((*key, mask_threshold))
             if found is None:
                 known = {name: label for label, name in enumerate(self.exploration.data.classes)}
                 labels = [known.get(name) for name in model.classes]
-                levels = predict_at_thresholds(model, self.exploration.data.read(index))
-                content = {"levels": [packed(one, labels) for one in levels], "own_threshold": default_threshold(model)}
-                found = json.dumps(content).encode()
-                self._levels.put(key, found, len(found))
+                instances = self._forward(key, model, index).at(mask_threshold)
+                found = json.dumps(packed(instances, labels)).encode()
+                self._levels.put((*key, mask_threshold), found, len(found))
         return found
+
+    def _forward(self, key: tuple[int, int, int], model: Model, index: int) -> Forward:
+        """Kept for the other thresholds of the images in sight."""
+        for known, forward in self._forwards:
+            if known == key:
+                return forward
+        forward = Forward.of(model, self.exploration.data.read(index))
+        self._forwards.append((key, forward))
+        return forward
 
     def instance(self, image_id: int, source: str, position: int) -> tuple[int, Rle]:
         """The label and the mask of an instance that was clicked.

@@ -19,15 +19,13 @@ from uniquery.data.images import FORMATS
 from uniquery.errors import DataError, UserError
 from uniquery.explore.pictures import LONGEST, jpeg_bytes
 from uniquery.explore.runs import ExploredRun
-from uniquery.explore.thresholds import MASK_THRESHOLDS, default_threshold, packed, predict_at_thresholds
-from uniquery.model import Model
+from uniquery.explore.thresholds import Forward, packed
 from uniquery.report.drawings import label_map, labeled_masks, overlay, png_bytes
-from uniquery.structures import Instances
 
 MAX_BYTES = 32 * 2**20
 MAX_PIXELS = 40_000_000
 KEPT = 4
-"""How many uploads are kept: each takes its pixels and its masks."""
+"""How many uploads are kept: each takes its pixels, its forward and its masks."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +34,20 @@ class Upload:
 
     Attributes:
         image: (H, W, 3).
-        at_thresholds: its instances at each of `MASK_THRESHOLDS`.
-        model: what predicted them.
+        run: whose model predicts.
+        forward: of the model on the image.
     """
 
     image: npt.NDArray[np.uint8]
-    at_thresholds: list[Instances]
-    model: Model
+    run: ExploredRun
+    forward: Forward
 
-    def file(self, name: str, score: float, mask_threshold: float) -> tuple[bytes, str]:
+    def predictions_at(self, mask_threshold: float | None) -> list[list[Any]]:
+        """[label, score, run lengths] of each instance at a mask threshold; None: the model's own."""
+        with self.run.lock:
+            return packed(self.forward.at(mask_threshold), range(len(self.forward.model.classes)))
+
+    def file(self, name: str, score: float, mask_threshold: float | None) -> tuple[bytes, str]:
         """The content and the media type of a file, with the instances that reach the thresholds.
 
         Raises:
@@ -52,12 +55,13 @@ class Upload:
         """
         if name == "picture.jpg":
             return jpeg_bytes(self.image, LONGEST["picture"]), "image/jpeg"
-        nearest = min(range(len(MASK_THRESHOLDS)), key=lambda i: abs(MASK_THRESHOLDS[i] - mask_threshold))
-        instances = self.at_thresholds[nearest]
-        instances = replace(instances[instances.scores >= score], classes=self.model.classes)
+        model = self.forward.model
+        with self.run.lock:
+            instances = self.forward.at(mask_threshold)
+        instances = replace(instances[instances.scores >= score], classes=model.classes)
         masks = labeled_masks(instances)
         if name == "results.json":
-            ids = [category.id for category in self.model.categories]
+            ids = [category.id for category in model.categories]
             return json.dumps(instances.to_coco(1, ids)).encode(), "application/json"
         if name == "labels.png":
             return png_bytes(label_map(masks, instances.size)), "image/png"
@@ -81,21 +85,17 @@ class Uploads:
         """
         image = decode(content)
         with run.lock:
-            model = run.model()
-            found = predict_at_thresholds(model, image)
+            upload = Upload(image, run, Forward.of(run.model(), image))
         number = next(self._numbers)
-        self._kept[number] = Upload(image, found, model)
+        self._kept[number] = upload
         while len(self._kept) > KEPT:
             self._kept.popitem(last=False)
-        labels = list(range(len(model.classes)))
         return {
             "upload": number,
             "height": image.shape[0],
             "width": image.shape[1],
-            "classes": list(model.classes),
-            "thresholds": MASK_THRESHOLDS,
-            "own_threshold": default_threshold(model),
-            "levels": [packed(instances, labels) for instances in found],
+            "classes": list(upload.forward.model.classes),
+            "predictions": upload.predictions_at(None),
         }
 
     def get(self, number: int) -> Upload:

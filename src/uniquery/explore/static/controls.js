@@ -1,20 +1,32 @@
 // The controls that several views share.
 
 import { checkbox, h, select, slider } from "./dom.js";
+import { KIND_COLORS, cssColor } from "./draw.js";
 import { set, settings, start } from "./store.js";
 
 /** Toggles, colors and thresholds of predictions. @returns {HTMLElement[]} */
 export function drawingControls() {
   const controls = [checkbox("Ground truth", settings.truth, (truth) => set({ truth }))];
   if (!start.runs.length) return controls;
+  const legend = kindLegend();
+  legend.hidden = settings.color !== "kind";
   controls.push(
     checkbox("Predictions", settings.predictions, (predictions) => set({ predictions })),
     slider("Score at least", { min: 0.05, max: 1, step: 0.01, value: settings.score, input: (score) => set({ score }) }),
     maskSlider(settings.mask, (mask) => set({ mask })),
     select("Color by", [["instance", "instance"], ["class", "class"], ["kind", "kind of error"]], settings.color,
-      (color) => set({ color })),
+      (color) => { legend.hidden = color !== "kind"; set({ color }); }),
+    legend,
   );
   return controls;
+}
+
+function kindLegend() {
+  return h("ul", { class: "legend" }, ...Object.entries(KIND_COLORS).map(([kind, color]) => {
+    const swatch = h("span", { class: "swatch" });
+    swatch.style.background = cssColor(color);
+    return h("li", {}, swatch, ` ${kind}`);
+  }));
 }
 
 /** 0 is the run's own threshold. */

@@ -5,7 +5,7 @@ import { isEdge, paintIds } from "./masks.js";
 /** Okabe and Ito's colors, which color-blind people can tell apart; the text beside them says the same. */
 export const KIND_COLORS = {
   correct: [0, 158, 115], leaked: [230, 159, 0], "wrong class": [204, 121, 167], merged: [0, 114, 178],
-  split: [86, 180, 233], "poor mask": [240, 228, 66], missed: [213, 94, 0], duplicate: [0, 0, 0],
+  split: [86, 180, 233], "poor mask": [240, 228, 66], missed: [213, 94, 0], duplicate: [225, 225, 225],
   background: [213, 94, 0], ignored: [150, 150, 150],
 };
 const NO_KIND = [150, 150, 150];

@@ -1,6 +1,7 @@
 // A grid of any length, of which only the rows in sight exist.
 
 import { h } from "./dom.js";
+import { forgetWaiting } from "./store.js";
 import { Tile } from "./tile.js";
 
 const GAP = 8, CAPTION = 42, LEAST = 150;
@@ -39,6 +40,7 @@ export class VirtualGrid {
   /** @param {number[]} indices */
   show(indices) {
     this.indices = indices;
+    forgetWaiting();
     this.measure();
     this.active = Math.min(this.active, Math.max(0, indices.length - 1));
     this.clear();
@@ -46,6 +48,7 @@ export class VirtualGrid {
   }
 
   redraw() {
+    forgetWaiting();
     for (const tile of this.tiles.values()) tile.draw();
   }
 

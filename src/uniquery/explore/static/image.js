@@ -5,7 +5,7 @@ import { drawingControls } from "./controls.js";
 import { h } from "./dom.js";
 import { cssColor, drawLayers, fit, kindColor } from "./draw.js";
 import { layersOf, truthLayer } from "./layers.js";
-import { analyses, indexOf, instanceColor, last, masks, predictionsOf, settings, shown, start, subscribe } from "./store.js";
+import { analyses, indexOf, instanceColor, last, masks, predictionsAt, predictionsOf, settings, shown, start, subscribe } from "./store.js";
 
 const SIDE = 720;
 
@@ -65,11 +65,17 @@ class ImagePanel {
       this.known = known;
       this.predictions = predictions ?? [];
       const layers = this.run == null ? [truthLayer(known.truth)] : layersOf(known, this.run, predictions);
+      if (settings.mask != null && this.run != null) this.fetchOthers();
       this.ids = drawLayers(this.canvas, picture, this.image, this.run == null && !settings.truth ? [] : layers);
       this.describe();
     } catch (error) {
       this.caption.textContent = String(error?.message ?? error);
     }
+  }
+
+  /** All thresholds, so that the slider acts at once from its second move on. */
+  fetchOthers() {
+    for (const mask of start.thresholds) predictionsAt.get(`${this.run}/${this.id}/${mask}`).catch(() => {});
   }
 
   describe() {

@@ -6,7 +6,7 @@ import { showGallery } from "./gallery.js";
 import { showHelp } from "./help.js";
 import { showImage } from "./image.js";
 import { showQuery } from "./query.js";
-import { loadStart, refresh, set, settings, start, state } from "./store.js";
+import { forgetWaiting, loadStart, refresh, set, settings, start, state } from "./store.js";
 import { showTraining } from "./training.js";
 import { showTry } from "./try.js";
 
@@ -28,6 +28,7 @@ function route() {
   const [name, ...rest] = location.hash.slice(1).split("/");
   const view = name in VIEWS && (start.runs.length || name === "gallery" || name === "image") ? name : "gallery";
   endView();
+  forgetWaiting();
   for (const tab of document.querySelectorAll("#tabs a")) tab.removeAttribute("aria-current");
   const tab = view === "image" || view === "query" ? "gallery" : view;
   document.getElementById(`tab-${tab}`)?.setAttribute("aria-current", "page");

@@ -68,7 +68,7 @@ export async function refresh() {
       changed("analysis");
     }
   }));
-  if (isNew) { masks.clear(); changed("masks"); }
+  if (isNew) { masks.clear(); predictionsAt.clear(); changed("masks"); }
   changed("messages");
 }
 
@@ -97,11 +97,34 @@ async function requestMasks() {
 
 export const thumbnails = new PromiseCache(CACHED, (id) => loadImage(pictureAddress(id, "thumbnail")));
 
-/** "run/id" → predictions at each mask threshold */
-export const levels = new PromiseCache(100, (key) => {
-  const [run, id] = key.split("/");
-  return fetchJson(`api/images/${id}/levels?run=${run}`);
+// Each takes the model of a run: two at a time, the newest first, and none for what is not shown any more.
+const AT_ONCE = 2;
+let running = 0;
+/** @type {{path: string, resolve: (rows: any) => void, reject: (error: Error) => void}[]} */
+let waiting = [];
+
+/** "run/id/threshold" → predictions */
+export const predictionsAt = new PromiseCache(1000, (key) => {
+  const [run, id, mask] = key.split("/");
+  return new Promise((resolve, reject) => {
+    waiting.push({ path: `api/images/${id}/predictions?run=${run}&mask=${mask}`, resolve, reject });
+    next();
+  });
 });
+
+function next() {
+  if (running >= AT_ONCE || !waiting.length) return;
+  running++;
+  const { path, resolve, reject } = /** @type {any} */ (waiting.pop());
+  fetchJson(path).then(resolve, reject).finally(() => { running--; next(); });
+}
+
+/** Drops what was asked for and has not begun. */
+export function forgetWaiting() {
+  const dropped = waiting;
+  waiting = [];
+  for (const { reject } of dropped) reject(new Error("not shown any more"));
+}
 
 /**
  * The predictions of an image at the mask threshold of the user.
@@ -112,8 +135,8 @@ export const levels = new PromiseCache(100, (key) => {
  */
 export async function predictionsOf(run, id, known) {
   if (settings.mask == null || !state.runs[run]?.has_model) return known.runs[run]?.predictions ?? [];
-  const found = await levels.get(`${run}/${id}`);
-  return found.levels[start.thresholds.indexOf(settings.mask)].map((row) => [...row, null]);
+  const found = await predictionsAt.get(`${run}/${id}/${settings.mask}`);
+  return found.map((row) => [...row, null]);
 }
 
 /** The color of an instance. */

@@ -43,7 +43,7 @@ export class Tile {
       if (this.isRemoved || number !== this.draws) return;
       this.paint(picture, known, predictions);
     } catch (error) {
-      if (!this.isRemoved) this.text.textContent = String(error?.message ?? error);
+      if (!this.isRemoved && number === this.draws) this.text.textContent = String(error?.message ?? error);
     }
   }
 

@@ -1,6 +1,6 @@
 // A picture of the user: drop, paste or choose it; thresholds act at once.
 
-import { fetchJson, loadImage } from "./api.js";
+import { PromiseCache, fetchJson, loadImage } from "./api.js";
 import { maskSlider, runSelect } from "./controls.js";
 import { h, slider } from "./dom.js";
 import { drawLayers, fit } from "./draw.js";
@@ -16,7 +16,7 @@ export function showTry(main) {
 
 class TryView {
   constructor(main) {
-    Object.assign(this, { run: settings.run, score: 0.5, mask: null, found: null, picture: null, file: null });
+    Object.assign(this, { run: settings.run, score: 0.5, mask: null, found: null, levels: null, picture: null, file: null });
     const input = h("input", { type: "file", accept: "image/*", id: "try-file", class: "visually-hidden", onchange: () => { if (input.files[0]) this.send(input.files[0]); } });
     this.drop = h("div", { class: "drop" }, h("p", {}, "Drop a picture here, paste one, or choose a file."), h("label", { class: "file" }, input, "Choose a picture"));
     this.status = h("p", { class: "note", role: "status" });
@@ -50,23 +50,27 @@ class TryView {
       const found = await fetchJson(`api/uploads?run=${this.run}`, { method: "POST", body: file, headers: { "Content-Type": "application/octet-stream" } });
       this.picture = await loadImage(`api/uploads/${found.upload}/picture.jpg`);
       this.found = found;
+      this.levels = new PromiseCache(20, (mask) => fetchJson(`api/uploads/${found.upload}/predictions?mask=${mask}`));
       this.result.hidden = false;
-      this.draw();
+      await this.draw();
+      for (const mask of start.thresholds) if (this.found === found) await this.levels.get(mask); // the slider then acts at once
     } catch (error) {
       this.status.textContent = String(error?.message ?? error);
     }
   }
 
-  draw() {
+  async draw() {
     if (!this.found) return;
-    const { found } = this, threshold = this.mask ?? found.own_threshold;
-    const rows = found.levels[found.thresholds.indexOf(threshold)].filter((row) => row[1] >= this.score);
+    const { found, mask } = this;
+    const all = mask == null ? found.predictions : await this.levels.get(mask);
+    if (found !== this.found || mask !== this.mask) return;
+    const rows = all.filter((row) => row[1] >= this.score);
     Object.assign(this.canvas, fit(found.width, found.height, Math.min(SIDE, Math.max(found.width, found.height, 480))));
     drawLayers(this.canvas, this.picture, found, [{ masks: rows.map((row, i) => [i, row[2]]).reverse(), filled: true, color: (i) => start.colors[i % start.colors.length] }]);
     const counts = new Map();
     for (const [label] of rows) counts.set(label, (counts.get(label) ?? 0) + 1);
     this.status.textContent = `${rows.length} instances${rows.length ? ": " : ""}${[...counts].map(([label, count]) => `${count} ${found.classes[label]}`).join(", ")}`;
-    const query = new URLSearchParams({ score: String(this.score), mask: String(threshold) });
+    const query = new URLSearchParams({ score: String(this.score), ...(mask == null ? {} : { mask: String(mask) }) });
     const files = [["results.json", "COCO json"], ["labels.png", "label PNG"], ["overlay.png", "overlay"]];
     this.downloads.replaceChildren("Download:", ...files.map(([name, text]) => h("a", { href: `api/uploads/${found.upload}/${name}?${query}`, download: name }, text)));
   }

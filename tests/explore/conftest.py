@@ -11,6 +11,8 @@ import uniquery
 from helpers.small_runs import small_config
 from uniquery.masks import rle
 
+from .in_browser import CHROMIUM, WAIT, Server
+
 pytest.importorskip("starlette", reason="the extra [explore] is not installed")
 
 
@@ -94,8 +96,50 @@ def work(exploration) -> None:
             pass
 
 
+def query(page, run=0, image=0, instance=0) -> dict:
+    """The query view of an instance of the ground truth."""
+    image_id = int(page.exploration.data.image_ids[image])
+    return page.json(f"api/query?run={run}&image={image_id}&source=truth&instance={instance}")
+
+
 @pytest.fixture(scope="module")
 def page(trained) -> Served:
     served = serve([trained / "base", trained / "ours"])
     work(served.exploration)
     return served
+
+
+@pytest.fixture(scope="module")  # its event loop must not stay for other tests
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="session")
+def server(trained):
+    started = Server(trained / "base", trained / "ours")
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def tab(browser):
+    """A page that fails the test if a script raises, or anything but the server is asked."""
+    context = browser.new_context(viewport={"width": 1280, "height": 720})
+    page = context.new_page()
+    page.set_default_timeout(WAIT)
+    page.problems = []
+    page.on("pageerror", lambda error: page.problems.append(str(error)))
+    page.on("console", lambda line: page.problems.append(line.text) if "Content Security" in line.text else None)
+    page.on(
+        "request",
+        lambda request: (
+            None if request.url.startswith(("http://127.0.0.1:", "blob:")) else page.problems.append(request.url)
+        ),
+    )
+    yield page
+    assert page.problems == []
+    context.close()

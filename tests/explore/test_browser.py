@@ -3,89 +3,17 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+from uniquery.masks import rle
+
+from .in_browser import CHROMIUM, Server, drawn_tiles, first_image, wait_until
+
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
-SOURCE = Path(__file__).parents[2] / "src"
-WAIT = 20_000  # milliseconds; only ever waited in full by a test that fails
-
-
-class Server:
-    """`uniquery explore` in a process of its own."""
-
-    def __init__(self, *arguments):
-        command = [sys.executable, "-m", "uniquery", "explore", *map(str, arguments)]
-        environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-        )
-        lines = []
-        for line in self.process.stdout:
-            lines.append(line)
-            if line.startswith("Open "):
-                self.address = line.split()[1]
-                return
-        raise AssertionError("".join(lines))
-
-    def stop(self):
-        self.process.terminate()
-        self.process.wait(20)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-@pytest.fixture(scope="module")
-def server(trained):
-    started = Server(trained / "base", trained / "ours")
-    yield started
-    started.stop()
-
-
-@pytest.fixture
-def tab(browser):
-    """A page that fails the test if a script raises, or anything but the server is asked."""
-    context = browser.new_context(viewport={"width": 1280, "height": 720})
-    page = context.new_page()
-    page.set_default_timeout(WAIT)
-    page.problems = []
-    page.on("pageerror", lambda error: page.problems.append(str(error)))
-    page.on("console", lambda line: page.problems.append(line.text) if "Content Security" in line.text else None)
-    page.on(
-        "request",
-        lambda request: (
-            None if request.url.startswith(("http://127.0.0.1:", "blob:")) else page.problems.append(request.url)
-        ),
-    )
-    yield page
-    assert page.problems == []
-    context.close()
-
-
-def wait_until(page, expression, argument=None):
-    """Waits until JavaScript gives true; playwright's own function needs eval, which the page's policy forbids."""
-    end = time.monotonic() + WAIT / 1000
-    while not page.evaluate(expression if "=>" in expression.split("(")[0] else f"() => {expression}", argument):
-        assert time.monotonic() < end, expression
-        page.wait_for_timeout(50)
-
-
-def drawn_tiles(page):
-    page.wait_for_selector(".tile[data-drawn]")
-    return page.locator(".tile")
 
 
 def test_open_filter_and_sort(server, tab):
@@ -174,15 +102,7 @@ def test_click_on_an_instance(server, tab):
     tab.wait_for_url("**/#query/*/truth/1")
 
 
-def first_image(server, tab):
-    return tab.request.get(server.address + "api/start").json()["images"]["id"][0]
-
-
 def test_masks_are_decoded_as_the_library_does(server, tab):
-    import numpy as np
-
-    from uniquery.masks import rle
-
     tab.goto(server.address)
     rng = np.random.default_rng(0)
     bitmaps = [rng.integers(0, 2, (9, 7)), np.zeros((5, 4)), np.ones((3, 8)), rng.random((200, 150)) > 0.97]
@@ -257,51 +177,6 @@ def test_a_run_that_trains_and_is_deleted(browser, tab, runs):
     finally:
         server.stop()
     wait_until(tab, "document.querySelector('#messages').textContent.includes('does not answer')")
-
-
-READY = {
-    "": ".tile[data-drawn]",
-    "#image": ".instances li",
-    "#query": ".panel[data-loaded]",
-    "#try": ".drop",
-    "#equivariance": "#equivariance-summary",
-    "#training": ".training-status",
-}
-"""What is there when a view is complete."""
-VIEWS = ["", "#image/{0}", "#query/{0}/truth/0", "#try", "#equivariance", "#training"]
-
-
-@pytest.mark.parametrize(("scheme", "options"), [("light", {}), ("dark", {"runOnly": ["color-contrast"]})])
-def test_accessible(server, browser, scheme, options):
-    """All rules of axe-core, and once more those that depend on the colors."""
-    axe = pytest.importorskip("axe_core_python.sync_playwright", reason="axe-core-python is not installed")
-    context = browser.new_context(viewport={"width": 1280, "height": 720}, color_scheme=scheme, bypass_csp=True)
-    page = context.new_page()
-    page.goto(server.address)
-    serious = []
-    for view in VIEWS:
-        page.evaluate("view => { location.hash = view || '#gallery'; }", view.format(first_image(server, page)))
-        page.wait_for_selector(READY[view.partition("/")[0]])
-        found = axe.Axe().run(page, options=options)["violations"]
-        serious += [
-            (view, one["id"], one["nodes"][0]["html"][:120])
-            for one in found
-            if one["impact"] in ("serious", "critical")
-        ]
-    context.close()
-    assert serious == []
-
-
-def test_nothing_is_wider_than_a_phone(server, browser):
-    context = browser.new_context(viewport={"width": 375, "height": 700})
-    page = context.new_page()
-    page.goto(server.address)
-    for view in VIEWS:
-        page.evaluate("view => { location.hash = view || '#gallery'; }", view.format(first_image(server, page)))
-        page.wait_for_selector(READY[view.partition("/")[0]])
-        for element in ("document.documentElement", "document.querySelector('main')"):
-            assert page.evaluate(f"{element}.scrollWidth") <= 375, view
-    context.close()
 
 
 def test_ten_thousand_images(browser, tab, tmp_path):

@@ -9,7 +9,7 @@ Letters: Q queries.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -19,8 +19,9 @@ from uniquery.data.augment import TestSize, resize, resized_size
 from uniquery.data.batch import Batch, LoadedSample, collate
 from uniquery.data.dataset import Dataset
 from uniquery.evaluation.coco import Metrics
+from uniquery.evaluation.views import relative_feature_error
 from uniquery.querying import PixelSampling, Segmenter, Transform, sample_pixels
-from uniquery.querying.equivariance import feature_equivariance, view_of
+from uniquery.querying.equivariance import view_of
 from uniquery.querying.memory import InstancePixels
 from uniquery.querying.sampling import instance_cells
 from uniquery.structures import SIZE_DIVISIBILITY, Instances, PixelMap, Queries, Targets
@@ -276,7 +277,7 @@ def equivariance_error(
         outputs = model(views)
         feature_errors.append(relative_feature_error(outputs.pixels, image.pixel_map, (height, width), g))
         (instances,) = model.predict(outputs, [(g.height, g.width)])
-        mask_errors += _mask_errors(image.instances, instances, g)
+        mask_errors += view_mask_errors(image.instances, instances, g)
     if not mask_errors or not feature_errors:
         return None
     return EquivarianceError(
@@ -285,55 +286,3 @@ def equivariance_error(
         instances=len(mask_errors),
         images=len(feature_errors),
     )
-
-
-def relative_feature_error(view: PixelMap, original: PixelMap, size: tuple[int, int], g: Transform) -> float:
-    """Mean squared distance of f(g(I)) and g(f(I)), relative to the variance of g(f(I)) over the image.
-
-    Args:
-        view: f(g(I)).
-        original: f(I).
-        size: (height, width) of the image inside the padding.
-        g: the transformation.
-    """
-    zero = replace(view, embeddings=view.embeddings * 0)
-    variance = feature_equivariance(zero, _centered(original, *size), [g]).clamp(min=1e-12)
-    return (feature_equivariance(view, original, [g]) / variance).item()
-
-
-def _centered(pixel_map: PixelMap, height: int, width: int) -> PixelMap:
-    """The map minus the mean of each channel over the first height × width pixels, which hold the image."""
-    image = pixel_map.embeddings[:, :, : height // pixel_map.stride, : width // pixel_map.stride]
-    return replace(pixel_map, embeddings=pixel_map.embeddings - image.mean((2, 3), keepdim=True))
-
-
-def _mask_errors(before: Instances, after: Instances, g: Transform) -> list[float]:
-    """1 − best IoU, within the class, of each instance of which the view shows at least a pixel."""
-    iou, _, visible = best_ious(before, after, g)
-    return (1 - iou)[visible].tolist()
-
-
-def best_ious(before: Instances, after: Instances, g: Transform) -> tuple[Tensor, Tensor, Tensor]:
-    """How well the prediction on g(I) fits g of the prediction on I.
-
-    Args:
-        before: N predictions on I.
-        after: predictions on g(I).
-        g: the transformation.
-
-    Returns:
-        (N,) the best IoU with a prediction of the same class; (N,) which one that is, −1 for none; and (N,) bool,
-        whether the view shows at least a pixel of the instance.
-    """
-    count = len(before)
-    if not count:
-        return torch.zeros(0), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.bool)
-    expected = g.on_masks(before.masks).flatten(1).float()
-    visible = expected.any(1)
-    if not len(after):
-        return torch.zeros(count), torch.full((count,), -1), visible
-    predicted = (after.masks & g.valid()).flatten(1).float()
-    overlap = expected @ predicted.T  # (before, after)
-    union = expected.sum(1)[:, None] + predicted.sum(1) - overlap
-    best = ((overlap / union.clamp(min=1)) * (before.labels[:, None] == after.labels)).max(1)
-    return best.values, torch.where(best.values > 0, best.indices, -1), visible

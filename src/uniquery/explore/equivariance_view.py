@@ -11,7 +11,8 @@ import torch
 
 from uniquery.data.coco import CocoData
 from uniquery.errors import UserError
-from uniquery.evaluation.diagnose import CONFIDENT, best_ious, relative_feature_error
+from uniquery.evaluation.diagnose import CONFIDENT
+from uniquery.evaluation.views import best_ious, relative_feature_error
 from uniquery.explore.response_maps import model_batch
 from uniquery.explore.runs import ExploredRun
 from uniquery.masks import rle

@@ -19,7 +19,7 @@ from uniquery.data.augment import TestSize, resize, resized_size
 from uniquery.data.batch import Batch, LoadedSample, collate
 from uniquery.data.dataset import Dataset
 from uniquery.evaluation.coco import Metrics
-from uniquery.evaluation.views import relative_feature_error
+from uniquery.evaluation.views import relative_feature_error, view_mask_errors
 from uniquery.querying import PixelSampling, Segmenter, Transform, sample_pixels
 from uniquery.querying.equivariance import view_of
 from uniquery.querying.memory import InstancePixels

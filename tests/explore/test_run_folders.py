@@ -1,7 +1,9 @@
 """Run folders that change, break, disappear or are not there yet while the page is open."""
 
 import shutil
+import signal
 import sys
+import urllib.request
 
 import pytest
 
@@ -11,6 +13,7 @@ from uniquery.explore.exploration import open_exploration
 from uniquery.explore.runs import open_runs
 
 from .conftest import query, serve, work
+from .in_browser import Server
 
 
 def test_new_predictions_are_seen(runs):
@@ -104,3 +107,12 @@ def test_packages_that_are_missing(runs, monkeypatch, capsys):
 def test_the_command_without_anything(capsys):
     assert main(["explore"]) == 2
     assert "nothing to show" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_the_server_while_it_computes(runs, scenes):
+    server = Server(runs / "base", "--data", scenes.annotations("train"), scenes.images("train"))
+    with urllib.request.urlopen(server.address + "api/state") as answer:
+        assert answer.status == 200
+    server.process.send_signal(signal.SIGINT)
+    rest, _ = server.process.communicate(timeout=30)
+    assert (server.process.returncode, rest) == (0, "Stopped.\n")

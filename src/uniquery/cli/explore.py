@@ -50,7 +50,8 @@ def run(args: argparse.Namespace) -> None:
     exploration = open_exploration(open_runs(args.runs, args.device), args.data)
     for warning in exploration.data.warnings[:3]:
         print_warning(warning)
-    print(f"{len(exploration.data)} images, {len(exploration.runs)} runs. Press Ctrl+C to stop.")
+    count = len(exploration.runs)
+    print(f"{len(exploration.data)} images, {count} run{'s' * (count != 1)}. Press Ctrl+C to stop.")
     try:
         serve(exploration, args.port, lambda address: print(f"Open {address} in a browser.", flush=True))
     except KeyboardInterrupt:  # how a server is meant to end

@@ -25,6 +25,7 @@ from uniquery.training.run_folder import RunFolder
 
 POLL_SECONDS = 2.0
 LONGEST_WAIT = 5.0  # seconds that requests may hold up the work in the background, at each of its steps
+LONGEST_STOP = 60.0  # seconds: a forward of a large model on a CPU
 MAPS_AT_ONCE = 8  # between two looks at the run folders
 
 
@@ -42,6 +43,7 @@ class Exploration:
         self.maps = [ResponseMaps(run, data) for run in runs]
         self._index = {image_id: index for index, image_id in enumerate(data.image_ids.tolist())}
         self._stopped = Event()
+        self._thread: Thread | None = None
         self._requests, self._idle = 0, Condition()
 
     @property
@@ -91,11 +93,14 @@ class Exploration:
     def start(self) -> None:
         """Begins to read, to analyze and to compute in a thread of its own."""
         if self.runs:
-            Thread(target=self._work, name="explore", daemon=True).start()
+            self._thread = Thread(target=self._work, name="explore", daemon=True)
+            self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread after what it is doing."""
+        """Ends the thread after what it is doing: Python must not exit while torch computes in it."""
         self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(LONGEST_STOP)
 
     @contextmanager
     def request(self) -> Iterator[None]:

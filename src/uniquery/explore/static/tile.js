@@ -39,9 +39,12 @@ export class Tile {
     this.describe();
     try {
       const [picture, known] = await Promise.all([thumbnails.get(this.id), masks.get(this.id)]);
-      const predictions = start.runs.length ? await predictionsOf(settings.run, this.id, known) : null;
-      if (this.isRemoved || number !== this.draws) return;
-      this.paint(picture, known, predictions);
+      const isCurrent = () => !this.isRemoved && number === this.draws;
+      const stored = known.runs[settings.run]?.predictions ?? null;
+      if (isCurrent() && (settings.mask == null || !this.element.dataset.drawn)) this.paint(picture, known, stored);
+      if (settings.mask == null || !stored) return;
+      const predictions = await predictionsOf(settings.run, this.id, known);
+      if (isCurrent()) this.paint(picture, known, predictions);
     } catch (error) {
       if (!this.isRemoved && number === this.draws) this.text.textContent = String(error?.message ?? error);
     }

@@ -270,3 +270,8 @@ def test_training_view(page, runs):
     evals = 8 / 2 * sum(evaluation) / len(evaluation)
     assert training["remaining"] == pytest.approx(8 * each + evals, abs=1)
     assert training_state(run, now=written + 10_000)["status"] == "stopped"
+    config.write_text(config.read_text().replace("  steps: 10\n", "  epochs: 3\n"))
+    assert training_state(run)["steps"] is None
+    environment = runs / "base" / "environment.json"
+    environment.write_text(json.dumps(json.loads(environment.read_text()) | {"steps_per_epoch": 2.5}))
+    assert training_state(run)["steps"] == 8

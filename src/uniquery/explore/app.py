@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 
 from uniquery.errors import UserError
 from uniquery.explore.equivariance_view import Choice, compare_views, view_picture
@@ -196,9 +197,7 @@ def build_app(exploration: Exploration, token: str) -> Guard:
         "/api/uploads/{upload:int}/{name}": page.upload_file,
     }
     methods = {"/api/uploads": ["POST"]}
-    routes = [
-        Route(path, partial(_caught, exploration, handler), methods=methods.get(path)) for path, handler in api.items()
-    ]
+    routes = [Route(path, partial(_caught, handler), methods=methods.get(path)) for path, handler in api.items()]
     app = Starlette(
         routes=[
             *routes,
@@ -207,16 +206,18 @@ def build_app(exploration: Exploration, token: str) -> Guard:
         ],
         exception_handlers={HTTPException: _answer_error},
     )
-    return Guard(app, token)
+
+    async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+        with exploration.request():
+            await app(scope, receive, send)
+
+    return Guard(app=counted, token=token)
 
 
-async def _caught(
-    exploration: Exploration, handler: Callable[[Request], Response | Awaitable[Response]], request: Request
-) -> Response:
+async def _caught(handler: Callable[[Request], Response | Awaitable[Response]], request: Request) -> Response:
     """Runs a handler, in a thread if it is no coroutine; an error of any kind becomes a sentence."""
-    with exploration.request():
-        try:
-            answer = handler(request) if iscoroutinefunction(handler) else await run_in_threadpool(handler, request)
-            return await answer if isinstance(answer, Awaitable) else answer
-        except Exception as error:
-            return _answer_error(request, error)
+    try:
+        answer = handler(request) if iscoroutinefunction(handler) else await run_in_threadpool(handler, request)
+        return await answer if isinstance(answer, Awaitable) else answer
+    except Exception as error:
+        return _answer_error(request, error)

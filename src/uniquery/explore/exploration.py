@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from uniquery.training.config import SplitConfig
 from uniquery.training.run_folder import RunFolder
 
 POLL_SECONDS = 2.0
+QUIET_SECONDS = 0.15  # a page asks for one thing after another
 LONGEST_WAIT = 5.0  # seconds that requests may hold up the work in the background, at each of its steps
 LONGEST_STOP = 60.0  # seconds: a forward of a large model on a CPU
 MAPS_AT_ONCE = 8  # between two looks at the run folders
@@ -44,7 +46,7 @@ class Exploration:
         self._index = {image_id: index for index, image_id in enumerate(data.image_ids.tolist())}
         self._stopped = Event()
         self._thread: Thread | None = None
-        self._requests, self._idle = 0, Condition()
+        self._requests, self._last_request, self._idle = 0, 0.0, Condition()
 
     @property
     def is_panoptic(self) -> bool:
@@ -104,7 +106,7 @@ class Exploration:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """While a request is answered, the thread in the background waits."""
+        """While a request is answered, and shortly after, the thread in the background waits."""
         with self._idle:
             self._requests += 1
         try:
@@ -112,11 +114,18 @@ class Exploration:
         finally:
             with self._idle:
                 self._requests -= 1
+                self._last_request = time.monotonic()
                 self._idle.notify_all()
 
     def _wait_for_requests(self) -> None:
-        with self._idle:
-            self._idle.wait_for(lambda: not self._requests, timeout=LONGEST_WAIT)
+        end = time.monotonic() + LONGEST_WAIT
+        while (now := time.monotonic()) < end and not self._stopped.is_set():
+            with self._idle:
+                is_idle = self._idle.wait_for(lambda: not self._requests, timeout=end - now)
+                rest = self._last_request + QUIET_SECONDS - time.monotonic()
+            if is_idle and rest <= 0:
+                return
+            self._stopped.wait(max(rest, 0.0))
 
     def _work(self) -> None:
         while not self._stopped.is_set():

@@ -29,7 +29,12 @@ def serve(exploration: Exploration, port: int, announce: Callable[[str], object]
     token = new_token()
     listener = listen(port)
     config = uvicorn.Config(
-        build_app(exploration, token), log_level="warning", access_log=False, server_header=False, ws="none"
+        build_app(exploration, token),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ws="none",
+        lifespan="off",
     )
     exploration.start()
     announce(f"http://{HOST}:{listener.getsockname()[1]}/{token}/")

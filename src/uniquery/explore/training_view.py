@@ -56,12 +56,15 @@ def training_state(run: ExploredRun, now: float | None = None) -> dict[str, Any]
 
 
 def _planned_steps(record: RunRecord) -> int | None:
-    """How many steps the run is to take; None if its configuration gives epochs, or is not there."""
+    """How many steps the run is to take; None if its files do not say it."""
     text = record.config.get("train.steps", "")
     if text.isdecimal():
         return int(text)
-    text = record.environment.get("steps", "")
-    return int(text) if text.isdecimal() else None
+    try:
+        epochs, each = float(record.config["train.epochs"]), float(record.environment["steps_per_epoch"])
+    except (KeyError, ValueError):
+        return None
+    return max(1, round(epochs * each))
 
 
 def _seconds_per_step(record: RunRecord) -> float:

@@ -21,7 +21,10 @@ export function showGallery(main) {
     count.textContent = `${shown.length} of ${total} images${analyzing}`;
     const meaning = document.getElementById("kind-meaning");
     if (meaning) meaning.textContent = start.kinds[settings.kind] ?? "";
-    grid.show(shown);
+    const isSame = grid.indices.length === shown.length && shown.every((index, i) => index === grid.indices[i]);
+    if (isSame && shown.length) grid.describe(); // the focus stays where it is
+    else grid.show(shown);
+    return isSame;
   };
   const soon = debounced(update, 300);
   update();
@@ -35,7 +38,7 @@ export function showGallery(main) {
     if (what !== "settings") return;
     const now = filterKeys.map((key) => settings[key]).join();
     if (now === last) grid.redraw();
-    else { last = now; update(); }
+    else { last = now; if (update()) grid.redraw(); }
   });
   return () => { end(); grid.close(); };
 }

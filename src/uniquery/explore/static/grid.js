@@ -47,6 +47,11 @@ export class VirtualGrid {
     this.render();
   }
 
+  /** New numbers below the pictures. */
+  describe() {
+    for (const tile of this.tiles.values()) tile.describe();
+  }
+
   redraw() {
     forgetWaiting();
     for (const tile of this.tiles.values()) tile.draw();

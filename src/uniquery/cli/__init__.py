@@ -28,6 +28,7 @@ COMMANDS = {
     "study": "train variants of a setting with several seeds, and say whether they help, with intervals",
     "paper": "list the rows of the paper's tables with their figures, and print the commands of a row",
     "report": "write one html page of curves, tables and pictures of a run, or compare several runs",
+    "explore": "open a local web page: a gallery, the response of queries, pictures of your own, runs that train",
     "config": "show or list configurations",
     "data": "import, split, make, check or preview data",
     "push": "upload a model to the Hugging Face Hub, with a page about it",

@@ -9,7 +9,7 @@ Letters: Q queries.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -19,8 +19,9 @@ from uniquery.data.augment import TestSize, resize, resized_size
 from uniquery.data.batch import Batch, LoadedSample, collate
 from uniquery.data.dataset import Dataset
 from uniquery.evaluation.coco import Metrics
+from uniquery.evaluation.views import relative_feature_error, view_mask_errors
 from uniquery.querying import PixelSampling, Segmenter, Transform, sample_pixels
-from uniquery.querying.equivariance import feature_equivariance, view_of
+from uniquery.querying.equivariance import view_of
 from uniquery.querying.memory import InstancePixels
 from uniquery.querying.sampling import instance_cells
 from uniquery.structures import SIZE_DIVISIBILITY, Instances, PixelMap, Queries, Targets
@@ -274,11 +275,9 @@ def equivariance_error(
         g = make_transform(height, width)
         views, _ = view_of(image.batch.images, image.batch.targets, [g])
         outputs = model(views)
-        zero = replace(outputs.pixels, embeddings=outputs.pixels.embeddings * 0)
-        variance = feature_equivariance(zero, _centered(image.pixel_map, height, width), [g]).clamp(min=1e-12)
-        feature_errors.append((feature_equivariance(outputs.pixels, image.pixel_map, [g]) / variance).item())
+        feature_errors.append(relative_feature_error(outputs.pixels, image.pixel_map, (height, width), g))
         (instances,) = model.predict(outputs, [(g.height, g.width)])
-        mask_errors += _mask_errors(image.instances, instances, g)
+        mask_errors += view_mask_errors(image.instances, instances, g)
     if not mask_errors or not feature_errors:
         return None
     return EquivarianceError(
@@ -287,22 +286,3 @@ def equivariance_error(
         instances=len(mask_errors),
         images=len(feature_errors),
     )
-
-
-def _centered(pixel_map: PixelMap, height: int, width: int) -> PixelMap:
-    """The map minus the mean of each channel over the first height × width pixels, which hold the image."""
-    image = pixel_map.embeddings[:, :, : height // pixel_map.stride, : width // pixel_map.stride]
-    return replace(pixel_map, embeddings=pixel_map.embeddings - image.mean((2, 3), keepdim=True))
-
-
-def _mask_errors(before: Instances, after: Instances, g: Transform) -> list[float]:
-    """1 − best IoU, within the class, of each instance of which the view shows at least a pixel."""
-    if not len(before):
-        return []
-    expected = g.on_masks(before.masks).flatten(1).float()
-    predicted = (after.masks & g.valid()).flatten(1).float()
-    overlap = expected @ predicted.T  # (before, after)
-    union = expected.sum(1)[:, None] + predicted.sum(1) - overlap
-    iou = (overlap / union.clamp(min=1)) * (before.labels[:, None] == after.labels)
-    best = iou.amax(1) if len(after) else torch.zeros(len(before))
-    return (1 - best)[expected.any(1)].tolist()

@@ -72,7 +72,8 @@ def _train(config: Config, resume: Resume, console: Console) -> Path:
     if get_world_size() > 1:
         check_same_start(run)
     if get_rank() == 0:
-        run.folder.create(config, None if is_resumed else environment(config))
+        per_epoch = {"steps_per_epoch": run.steps / config.train.epochs} if config.train.epochs else {}
+        run.folder.create(config, None if is_resumed else {**environment(config), **per_epoch})
         print_summary(run, data, val, console)
     log = _open_log(run)
     try:

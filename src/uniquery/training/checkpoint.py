@@ -157,7 +157,8 @@ def load_last(folder: RunFolder, console: Console) -> tuple[ModelInfo, TrainerSt
             errors.append(str(error))
             continue
         if errors:
-            console.print(f"[yellow]warning:[/] {errors[0]} Using {checkpoint} of step {state.values['step']} instead.")
+            instead = f"Using {checkpoint} of step {state.values['step']} instead."
+            console.print(f"[yellow]warning:[/] {errors[0]} {instead}", soft_wrap=True)
         return info, state, checkpoint
     raise CheckpointError(f"No checkpoint of {folder} is intact: {' '.join(errors)}")
 

@@ -75,7 +75,7 @@ def print_summary(run: TrainingRun, data: Dataset, val: Dataset | None, console:
         *_warnings(run.config, data),
         *_bit_warnings(data, run.config.data.bit_depth),
     ]:
-        console.print(f"[yellow]warning:[/] {escape(warning)}")
+        console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
 
 
 def length_warnings(run: TrainingRun, data: Dataset) -> list[str]:

@@ -32,6 +32,7 @@ class UnreadableImages:
         for sentence in dict.fromkeys(new):
             if not self._is_printed.get(sentence):  # of another process, which may have met it later
                 self.console.print(
-                    f"[yellow]warning:[/] {escape(sentence)} Another image is taken (data.on_unreadable)."
+                    f"[yellow]warning:[/] {escape(sentence)} Another image is taken (data.on_unreadable).",
+                    soft_wrap=True,
                 )
         self._is_printed = dict.fromkeys([*self._is_printed, *new], True)

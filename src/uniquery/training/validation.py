@@ -39,7 +39,7 @@ def evaluate_run(run: TrainingRun, val: Dataset, log: MetricsLog, console: Conso
     if get_rank():
         return
     for sentence in unreadable:
-        console.print(f"[yellow]warning:[/] {escape(sentence)} Its instances count as not found.")
+        console.print(f"[yellow]warning:[/] {escape(sentence)} Its instances count as not found.", soft_wrap=True)
     metrics = _score(run, val, results)
     log.write(
         EvalLine(

@@ -23,9 +23,8 @@ from uniquery.masks.panoptic import PanopticSegments
 from uniquery.parallel import choose_device
 from uniquery.querying.contract import Segmenter
 from uniquery.structures import Instances
-from uniquery.weights.model_file import ModelInfo, Thresholds, load_model
+from uniquery.weights.model_file import SCORE_THRESHOLD, ModelInfo, Thresholds, load_model
 
-SCORE_THRESHOLD = 0.5
 """The smallest score of a model without thresholds of its own."""
 
 

@@ -20,10 +20,10 @@ from uniquery.data import importing
 from uniquery.data.coco_json import read_json
 from uniquery.data.scenes import ScenesConfig
 from uniquery.masks import rle
-from uniquery.model import SCORE_THRESHOLD
 from uniquery.report.predictions import DEFAULT_FORMATS, FORMATS
 from uniquery.training.config import load_config
 from uniquery.weights.convert import PROJECTS
+from uniquery.weights.model_file import SCORE_THRESHOLD
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from helpers.small_segmenters import small
 from uniquery.cli import main, predict
 from uniquery.evaluation.tiles import Tiling
 from uniquery.export import onnx_file, proof
+from uniquery.model import Model
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +112,20 @@ class TestTiles:
         assert results
         assert all(row["segmentation"]["size"] == [70, 90] for row in results)
         assert {"1.labels.png", "1.overlay.png"} <= {p.name for p in tmp_path.iterdir()}
+
+    def test_seam_errors_too_leave_the_thresholds_to_the_model(
+        self, model_file, data, tmp_path, monkeypatch
+    ):
+        given, real = [], Model.predict_tiles
+
+        def predict_tiles(*args, **options):
+            given.append(options["score_threshold"])
+            return real(*args, **options)
+
+        monkeypatch.setattr(Model, "predict_tiles", predict_tiles)
+        arguments = ["--tile", "64", "--seam-check", "-o", str(tmp_path)]
+        assert main(["predict", str(model_file), str(data / "1.png"), *arguments]) == 0
+        assert given == [None, None, None]
 
     def test_a_large_image_gets_json_only(self, model_file, data, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr("uniquery.report.predictions.MAX_PIXELS", 1000)

@@ -33,7 +33,7 @@ def test_views(name, data):
     while exploration.prepare(run):
         pass
     assert sorted(run.predictions) == sorted(run.analysis) == sorted(data.image_ids.tolist())
-    view = QueryView(exploration.maps[0], data)
+    view = QueryView(exploration.maps[0])
     truth = view.of_truth(0, 0)
     assert truth["searched"] == 3
     assert 0 <= truth["numbers"]["others"]["mean"] <= 1

@@ -108,7 +108,7 @@ def test_query_numbers_are_those_of_diagnose(page):
     from uniquery.explore.query_view import QueryView
     from uniquery.querying.memory import InstancePixels
 
-    view = QueryView(exploration.maps[0], exploration.data)
+    view = QueryView(exploration.maps[0])
     own = view.prepare(0)
     asked = view._best(own, own.queries[own.queries.target == 0], own.batch, 0)
     maps = {one.image_id: one for one in exploration.maps[0].all()}

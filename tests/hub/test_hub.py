@@ -257,7 +257,7 @@ class TestMistakes:
             uniquery.load("hf://someone/bert")
 
     def test_a_pickle_under_our_name_is_not_read(self, server):
-        server.commits["someone/evil"] = [{MODEL_FILE: b"\x80\x04\x95" + b"cos\nsystem\n(S'touch /tmp/x'\ntR."}]
+        server.commits["someone/evil"] = [{MODEL_FILE: b"\x80\x04\x95" + b"cos\nsystem\n(S'true'\ntR."}]
         with pytest.raises(CheckpointError, match="damaged or not a safetensors file"):
             uniquery.load("hf://someone/evil")
 

@@ -142,14 +142,13 @@ def _print_seam_errors(args: argparse.Namespace, model: Model, files: list[Path]
     """How much the instances of each image depend on where the seams are."""
     from uniquery.evaluation.tiles import seam_error
 
-    score = SCORE_THRESHOLD if args.score is None else args.score
     for file in files:
         with progress_bar(f"seams of {file.name}") as progress:
             error, count = seam_error(
                 lambda cut, file=file, progress=progress: model.predict_tiles(  # type: ignore[misc]
                     file,
                     cut,
-                    score_threshold=score,
+                    score_threshold=args.score,
                     mask_threshold=args.mask_threshold,
                     short=args.short,
                     progress=progress,

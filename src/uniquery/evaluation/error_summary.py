@@ -14,8 +14,8 @@ from uniquery.evaluation.entries import AnyGroundTruth, read_ground_truth
 from uniquery.evaluation.errors import ImageErrors, LabeledRle, image_errors
 from uniquery.evaluation.inference import Progress
 from uniquery.evaluation.instance_traits import Traits, instance_traits
+from uniquery.weights.model_file import SCORE_THRESHOLD
 
-SCORE_THRESHOLD = 0.5
 ALL = ("all", "all instances")
 """The group of all instances."""
 

@@ -42,7 +42,7 @@ class Page:
 
     def __init__(self, exploration: Exploration) -> None:
         self.exploration, self.gallery, self.uploads = exploration, Gallery(exploration), Uploads()
-        self._query_views = [QueryView(maps, exploration.data) for maps in exploration.maps]
+        self._query_views = [QueryView(maps) for maps in exploration.maps]
 
     def start(self, _: Request) -> Response:
         return JSONResponse(self.gallery.start())

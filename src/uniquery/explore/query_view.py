@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from uniquery.data.batch import Batch
-from uniquery.data.coco import CocoData
 from uniquery.errors import UserError
 from uniquery.explore.response_maps import ResponseMap, ResponseMaps, model_batch
 from uniquery.masks.rle import Rle
@@ -72,11 +71,10 @@ class QueryView:
 
     Args:
         maps: of the run.
-        data: the images.
     """
 
-    def __init__(self, maps: ResponseMaps, data: CocoData) -> None:
-        self.maps, self.data = maps, data
+    def __init__(self, maps: ResponseMaps) -> None:
+        self.maps, self.data = maps, maps.data
         self._kept: deque[OwnImage] = deque(maxlen=KEPT_IMAGES)
 
     @torch.inference_mode()

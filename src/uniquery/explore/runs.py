@@ -9,11 +9,11 @@ from threading import RLock
 
 from uniquery.data.dataset import GroundTruth, Row
 from uniquery.errors import UserError
-from uniquery.evaluation.error_summary import SCORE_THRESHOLD, results_by_image
+from uniquery.evaluation.error_summary import results_by_image
 from uniquery.explore.analysis import ImageAnalysis
 from uniquery.model import Model, load
 from uniquery.training.run_folder import RunFolder
-from uniquery.weights.model_file import find_model_file
+from uniquery.weights.model_file import SCORE_THRESHOLD, find_model_file
 
 
 @dataclass(eq=False)

@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from uniquery.export.graphs import MaskFrame
-from uniquery.model import SCORE_THRESHOLD
 from uniquery.structures import SIZE_DIVISIBILITY
-from uniquery.weights.model_file import ModelInfo
+from uniquery.weights.model_file import SCORE_THRESHOLD, ModelInfo
 
 KEY = "uniquery"
 FORMAT = "uniquery-onnx/1"

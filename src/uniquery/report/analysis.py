@@ -9,13 +9,14 @@ from typing import Literal
 import numpy as np
 from markupsafe import Markup
 
-from uniquery.evaluation.error_summary import ALL, SCORE_THRESHOLD, ErrorSummary, Group, summarize_errors
+from uniquery.evaluation.error_summary import ALL, ErrorSummary, Group, summarize_errors
 from uniquery.evaluation.errors import INSTANCE_KINDS, PREDICTION_KINDS
 from uniquery.evaluation.instance_traits import TRAITS
 from uniquery.evaluation.operating_points import OperatingPoint, ScoredDetections, read_scores
 from uniquery.report.charts import Series, line_chart
 from uniquery.report.evaluated import EvaluatedRun
 from uniquery.report.tables import Cell, Row, compare, number
+from uniquery.weights.model_file import SCORE_THRESHOLD
 
 CURVES = 4
 """How many classes the chart of precision and recall shows."""

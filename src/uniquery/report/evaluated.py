@@ -11,10 +11,10 @@ from pathlib import Path
 from uniquery.data.coco import CocoData
 from uniquery.data.dataset import GroundTruth, Row, is_panoptic
 from uniquery.errors import UserError
-from uniquery.evaluation.error_summary import SCORE_THRESHOLD, ImageTruth, results_by_image, truth_by_image
+from uniquery.evaluation.error_summary import ImageTruth, results_by_image, truth_by_image
 from uniquery.training.batches import open_validation_data
 from uniquery.training.run_folder import RunFolder
-from uniquery.weights.model_file import Thresholds, read_model_info
+from uniquery.weights.model_file import SCORE_THRESHOLD, Thresholds, read_model_info
 
 
 @dataclass(frozen=True)

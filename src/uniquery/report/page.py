@@ -11,7 +11,6 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from uniquery.evaluation.error_summary import SCORE_THRESHOLD
 from uniquery.evaluation.errors import INSTANCE_KINDS
 from uniquery.files import make_folder, write_atomically
 from uniquery.report.charts import NUM_COLORS, Series, line_chart, stacked_bar
@@ -33,6 +32,7 @@ from uniquery.report.tables import (
 )
 from uniquery.report.text_labels import Picture
 from uniquery.training.log import EvalLine, TrainLine, Weights, finite
+from uniquery.weights.model_file import SCORE_THRESHOLD
 
 _THUMBNAIL, _RESPONSE = 360, 900  # longer side in pixels
 _WIDE, _NARROW = (520, 270), (340, 210)

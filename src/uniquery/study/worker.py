@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import platform
-import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from uniquery.report.runs import RunRecord, load_run
 from uniquery.study.results import Evaluation, RunResult
 from uniquery.training.config import load_config
 from uniquery.training.loop import train
+from uniquery.training.memory_use import peak_memory
 from uniquery.training.model_and_data import open_model_and_data
 from uniquery.training.run_folder import RunFolder
 
@@ -60,7 +60,7 @@ def finish(folder: RunFolder, task: dict[str, Any], device: str, workers: int) -
         evaluations=_evaluations(record),
         diagnosis=diagnosis,
         seconds=sum(record.phase_seconds().values()) + sum(e.seconds or 0.0 for e in record.evals),
-        peak_memory_gb=_peak_memory_gb(),
+        peak_memory_gb=peak_memory(choose_device(device)) / 1e9,  # of a resumed run, since it was resumed
         versions={
             "uniquery": __version__,
             "python": platform.python_version(),
@@ -79,13 +79,6 @@ def _evaluations(record: RunRecord) -> tuple[Evaluation, ...]:
         for e in record.evals
         if e.weights == record.final.weights
     )
-
-
-def _peak_memory_gb() -> float:
-    """Of the GPU if there is one, else of this process; of a resumed run, since it was resumed."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 1e9
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from uniquery.weights.hub import download_model, is_hub_address
 FORMAT = "uniquery/1"
 MODEL_FILE = "model.safetensors"
 BEST, LAST = "best", "last"  # the checkpoint folders of a run
+SCORE_THRESHOLD = 0.5  # the least score of an instance where no thresholds were chosen
 
 
 @dataclass(frozen=True)

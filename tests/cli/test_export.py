@@ -113,9 +113,7 @@ class TestTiles:
         assert all(row["segmentation"]["size"] == [70, 90] for row in results)
         assert {"1.labels.png", "1.overlay.png"} <= {p.name for p in tmp_path.iterdir()}
 
-    def test_seam_errors_too_leave_the_thresholds_to_the_model(
-        self, model_file, data, tmp_path, monkeypatch
-    ):
+    def test_seam_errors_too_leave_the_thresholds_to_the_model(self, model_file, data, tmp_path, monkeypatch):
         given, real = [], Model.predict_tiles
 
         def predict_tiles(*args, **options):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def read_rule(args: argparse.Namespace) -> Rule | None:
     """How to choose thresholds, if they are to be chosen."""
     from uniquery.evaluation.operating_points import parse_rule
+    from uniquery.weights.hub import is_hub_address
 
     if args.choose_thresholds is None:
         return None
@@ -34,6 +35,8 @@ def read_rule(args: argparse.Namespace) -> Rule | None:
     given = [name for name, is_given in options.items() if is_given]
     if given:
         raise UserError(f"--choose-thresholds tries several thresholds for masks: leave out {', '.join(given)}.")
+    if is_hub_address(args.model):
+        raise UserError(f"{args.model} is shared: choose thresholds for the model of your run, then push that.")
     return parse_rule(args.choose_thresholds)
 
 

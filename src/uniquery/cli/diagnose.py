@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from uniquery.cli.options import add_device, add_split, command, positive, progress_bar
+from uniquery.cli.options import MODEL_HELP, add_device, add_split, command, positive, progress_bar
 from uniquery.files import write_atomically
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def add_parser(commands: Any) -> None:
         run,
         example="uniquery diagnose runs/cells --data val.json images --picture response.png",
     )
-    parser.add_argument("model", type=Path, help="a run folder, a checkpoint folder or a model file")
+    parser.add_argument("model", type=Path, help=MODEL_HELP)
     add_split(parser, "--data", "COCO json and image folder (default: the run's validation data)")
     parser.add_argument("--images", type=positive, default=32, help="how many images to measure (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="file for the numbers (default: in the run folder, without --data)")

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from uniquery.cli.choose_thresholds import choose_thresholds, read_rule
 from uniquery.cli.options import (
+    MODEL_HELP,
     add_device,
     add_split,
     command,
@@ -38,7 +39,7 @@ def add_parser(commands: Any) -> None:
         run,
         example="uniquery eval runs/cells --data val.json images --sweep-threshold",
     )
-    parser.add_argument("model", nargs="?", type=Path, help="a run folder, a checkpoint folder or a model file")
+    parser.add_argument("model", nargs="?", type=Path, help=MODEL_HELP)
     add_split(parser, "--data", "COCO json and image folder (default: the run's validation data)")
     parser.add_argument(
         "--pngs", type=Path, help="the PNG files of panoptic --data (default: the path of the json without its ending)"

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from uniquery.cli.options import add_split, command, progress_bar
+from uniquery.cli.options import MODEL_HELP, add_split, command, progress_bar
 from uniquery.errors import UserError
 from uniquery.files import write_atomically
 
@@ -17,7 +17,7 @@ RUNTIMES = ("onnxruntime", "openvino")
 
 def add_parser(commands: Any) -> None:
     parser = command(commands, "export", run, example="uniquery export runs/cells cells.onnx")
-    parser.add_argument("model", type=Path, help="a run folder, a checkpoint folder or a model file")
+    parser.add_argument("model", type=Path, help=MODEL_HELP)
     parser.add_argument("output", type=Path, help="the ONNX file to write")
     add_split(
         parser, "--data", "COCO json and image folder that both models are run on (default: the run's validation data)"

@@ -17,6 +17,8 @@ from uniquery.cli import COMMANDS
 if TYPE_CHECKING:
     from uniquery.training.config_files import Override
 
+MODEL_HELP = "a run folder, a checkpoint folder, a model file, or hf://user/name on the Hugging Face Hub"
+
 
 def command(
     commands: Any,

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uniquery.cli.options import add_device, command, positive, print_warning, probability, progress_bar
+from uniquery.cli.options import MODEL_HELP, add_device, command, positive, print_warning, probability, progress_bar
 from uniquery.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def add_parser(commands: Any) -> None:
         run,
         example="uniquery predict runs/cells photos/ 'more/*.png' --output predictions --score 0.4",
     )
-    parser.add_argument("model", type=Path, help="a run folder, a checkpoint folder or a model file")
+    parser.add_argument("model", type=Path, help=MODEL_HELP)
     parser.add_argument(
         "inputs", nargs="+", help="image files, folders (with their subfolders) or quoted glob patterns"
     )

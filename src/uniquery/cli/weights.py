@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from uniquery.cli.options import add_set, command
+from uniquery.cli.options import MODEL_HELP, add_set, command
 from uniquery.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def add_parser(commands: Any) -> None:
         help="show what a model file holds: segmenter, classes, test size, thresholds",
         example="uniquery weights show runs/cells",
     )
-    show.add_argument("model", type=Path, help="a run folder, a checkpoint folder or a model file")
+    show.add_argument("model", type=Path, help=MODEL_HELP)
 
 
 def run_show(args: argparse.Namespace) -> None:

@@ -1,8 +1,9 @@
 """Predictions of images of any size: tile by tile, and instances on seams joined.
 
 Tiles overlap. Each pixel belongs to the core of one tile, the one that sees most around it. Two instances of
-neighboring tiles are the same if they agree in the overlap; their mask is then what each tile says in its own core. An
-instance that has no partner is kept by the tile whose core has most of it: the other tiles see a part at most.
+neighboring tiles are the same if they agree in the overlap. The tile whose core has most of an instance decides about its
+mask if it sees all of it; else the mask is what each tile says in its own core. An instance that has no partner is kept by
+the tile whose core has most of it: the other tiles see a part at most.
 
 Masks are held as windows and run lengths, so memory is that of one tile, and some hundred bytes for each instance.
 """
@@ -106,6 +107,13 @@ class Fragment:
     box: Box
     mask: rle.Rle
 
+    def is_cut(self, size: tuple[int, int]) -> bool:
+        """Whether it reaches an edge of its tile that is not an edge of the image of (height, width)."""
+        (x0, y0, x1, y1), seen, (height, width) = self.box, self.tile.box, size
+        return (
+            (x0 == seen[0] > 0) or (y0 == seen[1] > 0) or (x1 == seen[2] < width) or (y1 == seen[3] < height)
+        )
+
     def inside(self, window: Box) -> Bitmap:
         """The bitmap of a window, which must lie inside of the box."""
         x0, y0, x1, y1 = window
@@ -188,7 +196,8 @@ def _joined(fragments: Sequence[Sequence[Fragment]], tiles: Sequence[Tile], size
         in_core = [fragment.runs(size, fragment.tile.core) for fragment in group]
         area = [int((runs[:, 1] - runs[:, 0]).sum()) for runs in in_core]
         largest = int(np.argmax(area))
-        merged = union(in_core if len(group) > 1 and max(area) else [group[largest].runs(size)])
+        is_whole = len(group) == 1 or not max(area) or not group[largest].is_cut(size)
+        merged = union([group[largest].runs(size)] if is_whole else in_core)
         scores.append(group[largest].score)
         labels.append(group[largest].label)
         rles.append(encode_runs(merged, size))

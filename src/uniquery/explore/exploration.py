@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from threading import Condition, Event, Thread
@@ -29,6 +29,7 @@ QUIET_SECONDS = 0.15  # a page asks for one thing after another
 LONGEST_WAIT = 5.0  # seconds that requests may hold up the work in the background, at each of its steps
 LONGEST_STOP = 60.0  # seconds: a forward of a large model on a CPU
 MAPS_AT_ONCE = 8  # between two looks at the run folders
+FIRST_THUMBNAILS = 48  # about what the gallery shows first
 
 
 class Exploration:
@@ -94,9 +95,8 @@ class Exploration:
 
     def start(self) -> None:
         """Begins to read, to analyze and to compute in a thread of its own."""
-        if self.runs:
-            self._thread = Thread(target=self._work, name="explore", daemon=True)
-            self._thread.start()
+        self._thread = Thread(target=self._work, name="explore", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
         """Ends the thread after what it is doing: Python must not exit while torch computes in it."""
@@ -128,12 +128,21 @@ class Exploration:
             self._stopped.wait(max(rest, 0.0))
 
     def _work(self) -> None:
-        while not self._stopped.is_set():
+        self._prepare_thumbnails()
+        while self.runs and not self._stopped.is_set():
             for run in self.runs:
                 self._guarded(run, self.refresh)
             is_busy = [self._guarded(run, self.prepare) for run in self.runs]
             if not any(is_busy):
                 self._stopped.wait(POLL_SECONDS)
+
+    def _prepare_thumbnails(self) -> None:
+        """Those that the gallery shows first; an image that cannot be read says so when the page asks for it."""
+        for index in range(min(FIRST_THUMBNAILS, len(self.data))):
+            if self._stopped.is_set():
+                return
+            with suppress(UserError, OSError):
+                self.pictures.get(index, "thumbnail")
 
     def _guarded(self, run: ExploredRun, work: Callable[[ExploredRun], bool]) -> bool:
         """Whether there is more to do; a run that is damaged or deleted says so on the page, and the others go on."""

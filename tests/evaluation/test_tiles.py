@@ -121,6 +121,20 @@ class TestJoining:
 
         assert len(tiled(image, Tiling(64, 0.2), only_first)) == 0
 
+    def test_a_tile_that_sees_all_of_an_instance_decides_about_its_mask(self):
+        image = np.zeros((64, 100, 3), np.uint8)
+        image[20:40, 44:54] = 8  # in both tiles, most of it in the core of the first
+        calls = []
+
+        def second_sees_less(array):
+            calls.append(array)
+            less = array.copy()
+            less[: 26 if len(calls) == 2 else 0] = 0
+            return find_gray(less)
+
+        (found,) = tiled(image, Tiling(64, 0.4), second_sees_less).rles
+        assert (rle.decode(found) == (image[..., 0] > 0)).all()
+
     def test_an_image_smaller_than_a_tile(self):
         image = discs((40, 50), 3, (3, 6))
         assert disagreement(find_gray(image), tiled(image, Tiling(64))) == 0

@@ -203,6 +203,26 @@ def test_maps_are_bounded_in_bytes(runs, monkeypatch):
     assert query(bounded, image=image)["searched"] == 2
 
 
+def test_images_in_sight_are_predicted_first(runs):
+    (runs / "base" / "predictions.json").unlink()
+    served = serve([runs / "base"])
+    maps, ids = served.exploration.maps[0], served.exploration.data.image_ids.tolist()
+    last = ids[maps._order[-1]]
+    assert served.json(f"api/masks?images={last}")[str(last)]["runs"] == [None]
+    assert maps.compute_next(needs_predictions=True)[0] == last
+    others = [maps.compute_next(needs_predictions=True)[0] for _ in ids[1:]]
+    assert sorted([last, *others]) == sorted(ids)
+    assert maps.compute_next(needs_predictions=True) is None
+
+
+def test_thumbnails_of_the_first_page_are_ready(runs, monkeypatch):
+    served = serve([runs / "base"])
+    served.exploration._prepare_thumbnails()
+    monkeypatch.setattr(served.exploration.data, "read", None)
+    image_id = int(served.exploration.data.image_ids[0])
+    assert served.get(f"api/images/{image_id}?size=thumbnail").headers["content-type"] == "image/jpeg"
+
+
 def test_identity_is_equivariant(page):
     image_id = int(page.exploration.data.image_ids[0])
     page.exploration.runs[0].model()

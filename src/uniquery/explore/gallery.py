@@ -94,6 +94,10 @@ class Gallery:
         """
         if len(image_ids) > MAX_IMAGES:
             raise UserError(f"At most {MAX_IMAGES} images at once, not {len(image_ids)}.")
+        indices = [self.exploration.index(image_id) for image_id in image_ids]
+        for run, maps in zip(self.exploration.runs, self.exploration.maps, strict=True):
+            if not run.has_own_predictions:
+                maps.prefer(indices)
         return {str(image_id): self._masks_of(image_id) for image_id in image_ids}
 
     def _masks_of(self, image_id: int) -> dict[str, Any]:

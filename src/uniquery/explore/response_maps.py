@@ -5,7 +5,9 @@ Letters: K instances, P sampled pixels, D channels, h × w the map.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any
 
 import torch
@@ -78,6 +80,7 @@ class ResponseMaps:
         self._maps: dict[int, ResponseMap] = {}
         self._order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0)).tolist()
         self._next, self._model_version = 0, -1
+        self._order_lock = Lock()
 
     @property
     def is_full(self) -> bool:
@@ -93,6 +96,17 @@ class ResponseMaps:
         """Those that are there, in no particular order."""
         return list(self._maps.values())
 
+    def prefer(self, indices: Iterable[int]) -> None:
+        """Images that are to be computed next, as the user looks at them."""
+        wanted = set(indices)
+        with self._order_lock:
+            self._order[self._next :] = sorted(self._order[self._next :], key=lambda index: index not in wanted)
+
+    def _take_next(self) -> int:
+        with self._order_lock:
+            self._next += 1
+            return self._order[self._next - 1]
+
     @torch.inference_mode()
     def compute_next(self, needs_predictions: bool) -> tuple[int, list[Row]] | None:
         """Computes the next image, and its predictions as COCO results if they are needed; None if all are done.
@@ -106,8 +120,7 @@ class ResponseMaps:
                 self._model_version = self.run.model_version
             if self._next >= len(self._order) or (self.is_full and not needs_predictions):
                 return None
-            index = self._order[self._next]
-            self._next += 1
+            index = self._take_next()
             image_id = int(self.data.image_ids[index])
             try:
                 batch, _ = model_batch(model, self.data, index)

@@ -1,9 +1,9 @@
 """Predictions of images of any size: tile by tile, and instances on seams joined.
 
 Tiles overlap. Each pixel belongs to the core of one tile, the one that sees most around it. Two instances of
-neighboring tiles are the same if they agree in the overlap. The tile whose core has most of an instance decides about its
-mask if it sees all of it; else the mask is what each tile says in its own core. An instance that has no partner is kept by
-the tile whose core has most of it: the other tiles see a part at most.
+neighboring tiles are the same if they agree in the overlap. The tile whose core has most of an instance decides about
+its mask if it sees all of it; else the mask is what each tile says in its own core. An instance that has no partner is
+kept by the tile whose core has most of it: the other tiles see a part at most.
 
 Masks are held as windows and run lengths, so memory is that of one tile, and some hundred bytes for each instance.
 """

@@ -1,9 +1,10 @@
 """How fast the page of `uniquery explore` is in a real browser, and how much memory its server takes.
 
     python benchmarks/explore_page.py runs/base runs/ours
-    python benchmarks/explore_page.py --images 10000
+    python benchmarks/explore_page.py [runs/base] --images 10000
 
-Needs playwright and a chromium. With runs it also times a plain forward of all images, which the cached maps save.
+Needs playwright and a chromium. With runs and their own data it also times the query view, and a plain forward of all
+images, which the cached maps save.
 """
 
 from __future__ import annotations
@@ -21,19 +22,23 @@ import numpy as np
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
+import uniquery
+
 DRAWN = "() => document.querySelectorAll('.tile').length > 0 && !document.querySelector('.tile:not([data-drawn])')"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="*", type=Path)
-    parser.add_argument("--images", type=int, help="instead of runs: a drawn data set of so many images")
+    parser.add_argument("--images", type=int, help="a drawn data set of so many images instead of the runs' own")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = data_of(Path(folder), args.images) if args.images else args.runs
+        data = data_of(Path(folder), args.images, args.runs[:1]) if args.images else []
         started = time.perf_counter()
         server = subprocess.Popen(
-            [sys.executable, "-m", "uniquery", "explore", *map(str, arguments)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "uniquery", "explore", *map(str, [*args.runs, *data])],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         address = next(line.split()[1] for line in server.stdout if line.startswith("Open "))
         print(f"server ready after {time.perf_counter() - started:.1f} s")
@@ -44,7 +49,7 @@ def main() -> None:
                 )
                 page = browser.new_page(viewport={"width": 1280, "height": 720})
                 measure_gallery(page, address)
-                if args.runs:
+                if args.runs and not args.images:
                     measure_query(page, address)
                 print(
                     f"memory of the server: {memory(server.pid):.0f} MB, at most {memory(server.pid, 'VmHWM'):.0f} MB"
@@ -52,12 +57,13 @@ def main() -> None:
         finally:
             server.terminate()
             server.wait()
-    if args.runs:
+    if args.runs and not args.images:
         time_forwards(args.runs[0])
 
 
-def data_of(folder: Path, count: int) -> list[str | Path]:
-    """Small images with a few instances each."""
+def data_of(folder: Path, count: int, run: list[Path]) -> list[str | Path]:
+    """Small images with a few instances each, of the first class of the run."""
+    name = uniquery.load(run[0]).classes[0] if run else "a"
     rng = np.random.default_rng(0)
     images, rows, annotations = folder / "images", [], []
     images.mkdir()
@@ -68,7 +74,7 @@ def data_of(folder: Path, count: int) -> list[str | Path]:
             square = [[x, y, x + 14, y, x + 14, y + 12, x, y + 12]]
             annotations.append({"id": len(annotations) + 1, "image_id": i, "category_id": 1, "segmentation": square})
     file = folder / "data.json"
-    file.write_text(json.dumps({"images": rows, "annotations": annotations, "categories": [{"id": 1, "name": "a"}]}))
+    file.write_text(json.dumps({"images": rows, "annotations": annotations, "categories": [{"id": 1, "name": name}]}))
     return ["--data", file, images]
 
 

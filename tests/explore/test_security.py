@@ -18,6 +18,22 @@ from .conftest import serve
 STATIC = Path(uniquery.explore.__file__).parent / "static"
 
 
+def test_answers_are_sent_at_once():
+    async def accepted() -> int:
+        with listen(0) as listener:
+            options = asyncio.get_running_loop().create_future()
+
+            async def answer(_, writer):
+                options.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+                writer.close()
+
+            async with await asyncio.start_server(answer, sock=listener):
+                await asyncio.open_connection(*listener.getsockname())
+                return await options
+
+    assert asyncio.run(accepted()), "TCP_NODELAY is off: each answer would be 40 ms late"
+
+
 def test_binds_to_loopback_only():
     with listen(0) as listener:
         assert listener.getsockname()[0] == "127.0.0.1"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers.coco_files import assert_one_sentence
-from helpers.small_runs import small_config, small_scenes
+from helpers.small_runs import small_config
 from helpers.small_segmenters import SMALL, drawn, small
 from uniquery.errors import ConfigError
 from uniquery.segmenters import SEGMENTERS
@@ -110,10 +110,6 @@ class TestSegmenters:
 
 
 class TestSwitch:
-    @pytest.fixture(scope="class")
-    def scenes(self, tmp_path_factory):
-        return small_scenes(tmp_path_factory.mktemp("federated"))
-
     def test_which_segmenters_have_it(self):
         for name in SEGMENTERS:
             assert SMALL[name].has_federated_loss == (name in SIGMOID)

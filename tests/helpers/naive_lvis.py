@@ -73,7 +73,8 @@ class Pair:
             [rle.decode(rle.from_segmentation(row["segmentation"], *size)).astype(bool) for row in rows]
             for rows in (objects, found)
         )
-        self.is_exhaustive = category not in image["not_exhaustive_category_ids"]
+        spellings = ("not_exhaustive_category_ids", "non_exhaustive_category_ids")
+        self.is_exhaustive = not any(category in image.get(key, ()) for key in spellings)
         self.areas = [row["area"] for row in objects]
         self.scores, self.found_areas = [row["score"] for row in found], [int(bitmap.sum()) for bitmap in bitmaps]
         self.ious = [[(one & other).sum() / (one | other).sum() for other in masks] for one in bitmaps]

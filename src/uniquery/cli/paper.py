@@ -44,8 +44,8 @@ def run(args: argparse.Namespace) -> None:
     for name in [args.table] if args.table else paper.tables:
         _print_table(console, name, paper.table(name), paper.data[paper.table(name).data].title)
     console.print(
-        "Figures of the paper; –: not measured by us. Rows without a command are competitors. The commands of a row: "
-        "uniquery paper TABLE --row ROW; with --dry-run its memory and time.",
+        "Figures are the paper's; –: not measured by us. The commands of a row: uniquery paper TABLE --row ROW; with "
+        "--dry-run its memory and time.",
         soft_wrap=True,
         highlight=False,
     )

@@ -105,6 +105,15 @@ class Targets(_Moves):
     def __len__(self) -> int:
         return len(self.labels)
 
+    def with_labels(self, labels: Tensor) -> Targets:
+        """The same instances and classes with other labels: (C,) the new one of each."""
+        labels = labels.to(self.labels.device)
+        negative, partial = (
+            None if classes is None else labels[classes]
+            for classes in (self.negative_classes, self.not_exhaustive_classes)
+        )
+        return replace(self, labels=labels[self.labels], negative_classes=negative, not_exhaustive_classes=partial)
+
 
 @dataclass(frozen=True)
 class PixelMap(_Moves):

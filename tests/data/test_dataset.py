@@ -174,6 +174,26 @@ class TestFileNames:
         with pytest.raises(DataError, match=r"1 of 4 image files are missing.*sub/b\.jpg"):
             again.check_files_exist()
 
+    @pytest.mark.parametrize(
+        ("name", "url", "on_disk", "expected"),
+        [
+            ("COCO_val2014_000000000009.jpg", "val2017/000000000009.jpg", "sub/b.jpg", "val2017/000000000009.jpg"),
+            ("COCO_val2014_000000000009.jpg", "val2017/b.jpg", "b.jpg", "b.jpg"),
+            ("COCO_val2014_000000000009.jpg", "sub/b.jpg", "sub/b.jpg", "sub/b.jpg"),
+            ("COCO_val2014_000000000009.jpg", "sub/b.jpg", "COCO_val2014_000000000009.jpg", None),
+            ("COCO_val2014_000000000009.jpg", "val2014/COCO_val2014_000000000009.jpg", "sub/b.jpg", None),
+            ("another.jpg", "sub/b.jpg", "sub/b.jpg", None),
+        ],
+    )
+    def test_names_of_coco_2014_for_images_of_2017(self, tmp_path, name, url, on_disk, expected):
+        """As in LVIS v0.5: the address counts, unless the named file exists."""
+        content = sound()
+        images = write_images(tmp_path, content)
+        (images / "sub" / "b.jpg").rename(images / on_disk)
+        content["images"][1] |= {"file_name": name, "coco_url": f"http://images.cocodataset.org/{url}"}
+        data = CocoData(write_json(tmp_path, content), images)
+        assert data.path(1) == images / (expected or name)
+
     def test_a_given_name_comes_first(self, tmp_path):
         data = changed_set(tmp_path, lambda c: c["images"][1].update(coco_url="http://x/y/z.jpg"))
         assert data.path(1).name == "b.jpg"

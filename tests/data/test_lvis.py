@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from helpers.coco_files import Content, assert_one_sentence, changed_set
+from uniquery.data.augment import Flip
 from uniquery.data.batch import TrainingSamples, collate
 from uniquery.data.check import check_data
 from uniquery.data.dataset import ClassLists
@@ -126,6 +127,20 @@ class TestFederatedClasses:
     def test_known_classes_stay_even_if_they_are_too_many(self, data):
         drawn = FederatedClasses(data, FederatedSettings(classes=1)).draw(1, [1, 2], np.random.default_rng(0))
         assert drawn == ClassLists((0, 1, 2), (1,))
+
+    def test_a_mirror_image_has_the_lists_of_the_mirrored_classes(self, data):
+        """In image 1, class 0 is known to be absent and class 1 is not exhaustively labeled."""
+        settings, swap = FederatedSettings(classes=1), torch.tensor([3, 4, 2, 0, 1, *range(5, 33)])
+        for flips in range(3):
+            augmentations = [Flip(p=1)] * flips
+            plain, swapped = (
+                TrainingSamples(data, augmentations, 0, federated=settings, mirrored=mirrored)[0, 1]
+                for mirrored in (None, swap)
+            )
+            expected = plain.classes.with_labels(swap.tolist()) if flips == 1 else plain.classes
+            assert swapped.classes == expected
+            assert swapped.classes.not_exhaustive == ((4,) if flips == 1 else (1,))
+            assert set(swapped.sample.labels.tolist()) <= set(swapped.classes.negative)
 
     def test_targets_carry_them(self, data):
         plain, federated = (

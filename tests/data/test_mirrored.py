@@ -1,6 +1,7 @@
 """Classes that flips turn into one another: found by name, warned about, and swapped in samples and views."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from helpers.samples import painted, rng
 from helpers.small_runs import small_config
 from helpers.small_segmenters import drawn
 from uniquery.data.augment import CopyPaste, Flip, Sample, Transpose, augment
+from uniquery.data.dataset import Category
 from uniquery.data.mirrored import mirrored_labels, similar_pairs
 from uniquery.errors import DataError
 from uniquery.querying.equivariance import view_of
@@ -41,7 +43,18 @@ def test_pairs_are_found_by_name(classes, pairs):
 
 class TestLabels:
     def test_nothing_to_swap(self):
-        assert mirrored_labels(["a", "b"], []) is None
+        assert mirrored_labels([Category(1, "a"), Category(2, "b")], []) is None
+
+    def test_stuff_and_things(self):
+        categories = [
+            Category(i, name, is_thing=i < 3) for i, name in enumerate(("left", "right", "arm", "sea", "sky"))
+        ]
+        pairs = [("left", "right"), ("sky", "sea")]
+        assert mirrored_labels(categories, pairs).tolist() == [1, 0, 2, 4, 3]
+        for pair in (("sky", "arm"), ("arm", "sky")):
+            with pytest.raises(DataError, match="'arm' is a thing and 'sky' is stuff") as caught:
+                mirrored_labels(categories, [("left", "right"), pair])
+            assert_one_sentence(caught.value)
 
     @pytest.mark.parametrize(
         ("pairs", "word"),
@@ -53,7 +66,7 @@ class TestLabels:
     )
     def test_pairs_that_cannot_be(self, pairs, word):
         with pytest.raises(DataError, match=word) as caught:
-            mirrored_labels(["left", "right"], pairs)
+            mirrored_labels([Category(1, "left"), Category(2, "right")], pairs)
         assert_one_sentence(caught.value)
 
 
@@ -105,6 +118,20 @@ def test_a_flipped_view_has_swapped_labels():
     assert torch.equal(views[1].labels, targets[1].labels)
     _, plain = view_of(images, targets, transforms)
     assert torch.equal(plain[0].labels, targets[0].labels)
+
+
+def test_a_flipped_view_has_swapped_class_lists():
+    images, targets = drawn(((64, 64), (64, 64)), (2, 2))
+    targets = [
+        replace(target, negative_classes=torch.tensor([1, 2]), not_exhaustive_classes=torch.tensor([0]))
+        for target in targets
+    ]
+    transforms = [Transform(0, 0, 64, 64, flip=True), Transform(0, 0, 64, 64)]
+    _, (flipped, same) = view_of(images, targets, transforms, torch.tensor([1, 0, 2]))
+    assert flipped.negative_classes.tolist() == [0, 2]
+    assert flipped.not_exhaustive_classes.tolist() == [1]
+    assert same.negative_classes.tolist() == [1, 2]
+    assert same.not_exhaustive_classes.tolist() == [0]
 
 
 class TestTraining:

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.coco_files import assert_one_sentence
 from helpers.coco_sets import HEIGHT, WIDTH, detection, random_set, rectangle
-from helpers.naive_lvis import THRESHOLDS, NaiveLvis
+from helpers.naive_lvis import NaiveLvis, assert_lvis_equals_the_naive_way
 from helpers.reference import reference
 from uniquery.cli import main
 from uniquery.errors import DataError, UserError
@@ -87,19 +87,7 @@ class TestIndependently:
     @pytest.mark.parametrize("limit", [300, 7])
     def test_every_number(self, seed, limit):
         truth, results = random_lvis(seed)
-        naive, metrics = NaiveLvis(truth, results, limit), evaluate(truth, results, max_detections=limit)
-        everything = list(range(1, 10))
-        expected = {
-            "AP": naive.ap(everything),
-            "AP50": naive.ap(everything, thresholds=THRESHOLDS[:1]),
-            "AP75": naive.ap(everything, thresholds=THRESHOLDS[5:6]),
-            **{f"AP{letter}": naive.ap(everything, letter) for letter in "sml"},
-            **{f"AP{letter}": naive.ap([c for c in everything if "rcf"[c % 3] == letter]) for letter in "rcf"},
-        }
-        for name, value in expected.items():
-            assert metrics.values[name] == pytest.approx(value, abs=1e-9), name
-        for category in everything:
-            assert metrics.per_class[f"class {category}"] == pytest.approx(naive.ap([category]), abs=1e-9)
+        assert assert_lvis_equals_the_naive_way(truth, results, limit).values["AP"] > 0
 
     def test_never_predicted_is_zero_and_without_truth_is_not_measured(self):
         truth, results = random_lvis(0)

@@ -1,11 +1,15 @@
 """Panoptic quality once more, from its definition."""
 
+import json
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from uniquery.evaluation.panoptic import evaluate_panoptic
+from uniquery.data.dataset import GroundTruth
+from uniquery.evaluation.panoptic import PanopticMetrics, evaluate_panoptic
 from uniquery.masks import rle
 
 NAMES = ["PQ", "PQ_th", "PQ_st", "SQ", "SQ_th", "SQ_st", "RQ", "RQ_th", "RQ_st"]
@@ -75,3 +79,27 @@ def assert_equals_the_naive_way(truth, results):
     expected = {names[number]: pytest.approx(per_class[number], abs=1e-9) for number in per_class}
     assert {name: value for name, value in found.per_class.items() if value is not None} == expected
     return found
+
+
+def assert_files_equal_the_naive_way(annotations: Path, results: Path) -> PanopticMetrics:
+    """The same for files, whose PNG files are read here: the ground truth, and COCO's format or a run's predictions.
+
+    For example: assert_files_equal_the_naive_way(Path("val.json"), Path("runs/x/predictions.json")).
+    """
+    content, found = json.loads(annotations.read_text()), json.loads(results.read_text())
+    images, categories = ({row["id"]: row for row in content[key]} for key in ("images", "categories"))
+    truth = GroundTruth(images, categories, segments_of(content, annotations.with_suffix("")), str(annotations))
+    rows = segments_of(found, results.with_suffix("")) if isinstance(found, dict) else found
+    return assert_equals_the_naive_way(truth, rows)
+
+
+def segments_of(content, pngs):
+    rows = []
+    for entry in content["annotations"]:
+        ids = np.asarray(Image.open(pngs / entry["file_name"]).convert("RGB")).astype(int) @ [1, 256, 65536]
+        for segment in entry["segments_info"]:
+            about = {key: segment.get(key, 0) for key in ("category_id", "iscrowd")}
+            mask = ids == segment["id"]
+            if mask.any():
+                rows.append({"image_id": entry["image_id"], "segmentation": rle.encode(mask), **about})
+    return rows

@@ -109,6 +109,11 @@ class TestFigures:
         for row in TABLES[table].rows:
             assert any(_in_order(row.figures, numbers) for numbers in rows), row
 
+    def test_as_text(self):
+        table = TABLES["capacity"]
+        assert table.format_figures(table.row("mini-batch")) == ["36.9", "17.8", "40.1", "53.1", "106", "19.68"]
+        assert table.format_figures(table.row("10k"))[:1] == ["37.0"]
+
     @pytest.mark.parametrize(
         "name", ["table3", "table4a", "table4b", "table4c", "table4d", "table4e", "transformations"]
     )

@@ -15,7 +15,7 @@ from PIL import Image
 import uniquery
 from helpers.coco_files import assert_one_sentence
 from helpers.killed_runs import ALGORITHM, arguments, run_content, train_to_the_end, train_with_kills
-from helpers.naive_panoptic import assert_equals_the_naive_way
+from helpers.naive_panoptic import assert_files_equal_the_naive_way
 from helpers.small_runs import small_config
 from helpers.small_segmenters import SMALL
 from uniquery.backbones import BackboneConfig
@@ -69,10 +69,10 @@ class TestRun:
         assert last["loss_auxiliary"] < 0.8 * first["loss_auxiliary"]
 
     def test_a_second_implementation_agrees(self, run, files):
-        data = open_data(files.annotations("val"), files.images("val"))
-        results = RunFolder(run).read_predictions()
-        assert len(results) > 8
-        found = assert_equals_the_naive_way(data.ground_truth(), results)
+        results = RunFolder(run).predictions_file
+        assert len(json.loads(results.read_text())) > 8
+        found = assert_files_equal_the_naive_way(files.annotations("val"), results)
+        assert found.values["PQ"] > 5
         assert found.values == pytest.approx(lines(run, "eval")[0]["metrics"])
 
     def test_the_command_gives_the_same_figures_and_files(self, run, files, tmp_path):
@@ -220,6 +220,61 @@ class TestOtherData:
         ]
         with pytest.raises(DataError, match=r"000002\.png"):
             predict_panoptic_dataset(*arguments)
+
+    def test_png_files_that_cannot_be_read_are_not_scored(self, run, files, tmp_path, capsys):
+        pngs = shutil.copytree(files.pngs("val"), tmp_path / "pngs")
+        saved, figures = tmp_path / "found.json", tmp_path / "figures.json"
+        data = ["--data", str(files.annotations("val")), str(files.images("val")), "--pngs", str(pngs)]
+        command = ["eval", str(run), *data, "--save", str(saved), "--json", str(figures), "--workers", "0"]
+        (pngs / "000002.png").write_bytes(b"no image")
+        assert main(command) == 1
+        warning = " ".join(capsys.readouterr().err.split())
+        assert f"{pngs / '000002.png'} is not a readable image" in warning
+        assert warning.endswith("Its image is not scored.")
+        content = json.loads(files.annotations("val").read_text())
+        for key, number in (("images", "id"), ("annotations", "image_id")):
+            content[key] = [row for row in content[key] if row[number] != 2]
+        (tmp_path / "rest.json").write_text(json.dumps(content))
+        shutil.copytree(files.pngs("val"), tmp_path / "rest")
+        rest = ["--data", str(tmp_path / "rest.json"), str(files.images("val"))]
+        assert main(["eval", str(run), *rest, "--json", str(tmp_path / "rest_figures.json"), "--workers", "0"]) == 0
+        expected = json.loads((tmp_path / "rest_figures.json").read_text())
+        assert json.loads(figures.read_text()) == expected
+        assert len(json.loads(saved.read_text())["annotations"]) == 4
+        for file in pngs.iterdir():
+            file.write_bytes(b"no image")
+        assert main(command) == 2
+
+    @pytest.mark.parametrize("on_unreadable", ["stop", "skip"])
+    def test_a_training_with_png_files_that_cannot_be_read(self, files, tmp_path, capsys, on_unreadable):
+        settings = ["train.steps=2", "train.batch_size=4", "train.eval_every=1", f"data.on_unreadable={on_unreadable}"]
+        for split in ("train", "val"):
+            pngs = shutil.copytree(files.pngs(split), tmp_path / split)
+            settings.append(f"data.{split}.panoptic_pngs={pngs}")
+        (tmp_path / "val" / "000002.png").write_bytes(b"no image")
+        if on_unreadable == "skip":
+            (tmp_path / "train" / "000003.png").write_bytes(b"no image")
+        done = main(arguments(small_config(tmp_path, files, model=MODEL), *settings))
+        printed = capsys.readouterr()
+        if on_unreadable == "stop":
+            assert done == 2
+            sentence = " ".join(printed.err.split())
+            assert "000002.png is not a readable image" in sentence
+            assert "Training stopped at step 1, which is saved in" in sentence
+            return
+        assert done == 0
+        assert len(lines(tmp_path / "runs" / "small", "eval")) == 2
+        text = " ".join(printed.out.split())
+        assert text.count("val/000002.png is not a readable image") == 2
+        assert text.count("Its image is not scored.") == 2
+        assert text.count("train/000003.png is not a readable image") == 1
+        assert (tmp_path / "runs" / "small" / "report.html").is_file()
+
+    def test_flip_pairs_are_both_things_or_both_stuff(self, files, tmp_path, capsys):
+        config = small_config(tmp_path, files, model=MODEL)
+        assert main(arguments(config, "data.flip_pairs=[[grass, disc]]")) == 2
+        assert "'disc' is a thing and 'grass' is stuff" in " ".join(capsys.readouterr().err.split())
+        assert main(arguments(config, "data.flip_pairs=[[disc, box], [grass, sand]]", "train.steps=1")) == 0
 
     def test_a_class_that_the_model_does_not_have(self, run, files, tmp_path, capsys):
         content = json.loads(files.annotations("val").read_text())

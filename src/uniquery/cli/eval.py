@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,21 +138,23 @@ def run(args: argparse.Namespace) -> int:
     else:
         _evaluate(console, args, trained, unreadable)
     for sentence in unreadable.sentences:
-        print_warning(f"{sentence} Its instances count as not found.")
+        print_warning(sentence)
     return 1 if unreadable.sentences else 0
 
 
 class UnreadableFiles:
-    """Images that cannot be read, as sentences; if it is all of them, the error of the last one is raised."""
+    """Files that cannot be read, as sentences; if it is those of all images, the error of the last one is raised."""
 
     def __init__(self, images: int) -> None:
         self.images = images
         self.sentences: list[str] = []
+        self._counts = Counter[str]()
 
-    def add(self, sentence: str) -> None:
-        self.sentences.append(sentence)
-        if len(self.sentences) == self.images:
+    def add(self, sentence: str, effect: str = "Its instances count as not found.") -> None:
+        self._counts[effect] += 1
+        if self._counts[effect] == self.images:
             raise UserError(sentence)
+        self.sentences.append(f"{sentence} {effect}")
 
 
 def _evaluate_results(console: Console, args: argparse.Namespace) -> None:
@@ -196,7 +200,7 @@ def _evaluate_panoptic(
             progress=progress,
             on_unreadable=unreadable.add,
         )
-    truth = trained.data.ground_truth()
+    truth = trained.data.ground_truth(partial(unreadable.add, effect="Its image is not scored."))
     if args.save:
         write_panoptic_results(args.save, rows, truth)
     _report_panoptic(console, args, evaluate_panoptic(truth, rows))

@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> None:
     for name in [args.table] if args.table else paper.tables:
         _print_table(console, name, paper.table(name), paper.data[paper.table(name).data].title)
     console.print(
-        "–: not measured. The commands of a row: uniquery paper TABLE --row ROW; with --dry-run its memory and time.",
+        "Figures are the paper's; –: not measured by us. The commands of a row: uniquery paper TABLE --row ROW; with "
+        "--dry-run its memory and time.",
         soft_wrap=True,
         highlight=False,
     )
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
 def _print_table(console: Console, name: str, table: PaperTable, data: str) -> None:
     from uniquery.paper import config_name, our_figures
 
-    console.print(f"[bold]{escape(table.title)}[/]  (data: {data})", soft_wrap=True, highlight=False)
+    console.print(f"[bold]{name}[/]  {escape(table.title)}  (data: {data})", soft_wrap=True, highlight=False)
     headline = table.metrics[0]
     columns = ["row", *table.metrics, f"our {headline}"]
     shown = Table(*columns, box=None, pad_edge=False, padding=(0, 1, 0, 0))
@@ -61,8 +62,8 @@ def _print_table(console: Console, name: str, table: PaperTable, data: str) -> N
     for row in table.rows:
         ours = our_figures(name, row.row).get(headline) if row.row else None
         first = row.row or f"[dim]{row.method}, {row.backbone}[/]"
-        figures = [f"{figure:.10g}" if figure >= 100 else str(figure) for figure in row.figures]
-        shown.add_row(first, *figures, "–" if ours is None else f"{ours:.1f}")
+        missing = "–" if row.row else ""
+        shown.add_row(first, *table.format_figures(row), missing if ours is None else f"{ours:.1f}")
     console.print(shown)
     console.print(f"train a row: uniquery train {config_name(name, 'ROW')}\n", soft_wrap=True, highlight=False)
 
@@ -78,7 +79,9 @@ def _print_row(console: Console, args: argparse.Namespace) -> None:
     row, data = table.row(args.row), paper.data[table.data]
     config, processes = row_config(args.table, args.row, args.set), args.gpus or default_processes()
     batch = split_batch(config, processes).train.batch_size
-    figures = ", ".join(f"{name} {figure:g}" for name, figure in zip(table.metrics, row.figures, strict=True))
+    figures = ", ".join(
+        f"{name} {figure}" for name, figure in zip(table.metrics, table.format_figures(row), strict=True)
+    )
     source = config_name(args.table, args.row)
     length = f"{config.train.steps} steps" if config.train.steps else f"{config.train.epochs:g} epochs"
     lines = {

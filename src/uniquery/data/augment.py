@@ -38,6 +38,7 @@ class Sample:
         labels: (K,) int64.
         valid: (H, W) uint8, 0 in regions that training ignores; None means that all pixels are valid.
         things: (K,) bool, false for stuff; None means that all are things.
+        is_mirrored: whether its labels are those of a mirror image.
     """
 
     image: Tensor
@@ -45,6 +46,7 @@ class Sample:
     labels: Tensor
     valid: Tensor | None = None
     things: Tensor | None = None
+    is_mirrored: bool = False
 
     @property
     def size(self) -> tuple[int, int]:
@@ -252,7 +254,7 @@ def augment(
             continue
         before, sample = sample, augmentation(sample, rng)
         if mirrored is not None and augmentation.is_mirror and sample is not before:
-            sample = replace(sample, labels=mirrored[sample.labels])
+            sample = replace(sample, labels=mirrored[sample.labels], is_mirrored=not sample.is_mirrored)
     return sample.without_empty()
 
 
@@ -275,7 +277,8 @@ def paste(sample: Sample, other: Sample, chosen: Tensor) -> Sample:
     things = None
     if sample.things is not None or other.things is not None:
         things = torch.cat([_things(sample), _things(other)[chosen]])
-    return Sample(
+    return replace(
+        sample,
         image=torch.where(covered, other.image, sample.image),
         masks=torch.cat([sample.masks * ~covered, masks]),
         labels=torch.cat([sample.labels, labels]),

@@ -113,9 +113,18 @@ class TrainingSamples(torch_data.Dataset["LoadedSample | DataError"]):
             augmented = augment(sample, self.augmentations, rng, load_other, self.mirrored)
         except DataError as error:
             return error
-        labels = [*sample.labels.tolist(), *augmented.labels.tolist()]  # an object may be cut off, another pasted
-        classes = self.federated.draw(index, labels, rng) if self.federated else None
+        classes = self._classes(self.federated, index, sample, augmented, rng) if self.federated else None
         return LoadedSample(augmented, int(self.data.image_ids[index]), sample.size, tuple(unreadable), classes)
+
+    def _classes(
+        self, federated: FederatedClasses, index: int, sample: Sample, augmented: Sample, rng: np.random.Generator
+    ) -> ClassLists:
+        """The classes that an augmented image teaches; what is known of a class holds for its mirror image's class."""
+        mirrored = self.mirrored if augmented.is_mirrored else None
+        labels = augmented.labels if mirrored is None else mirrored[augmented.labels]  # swapped back
+        # an object may be cut off, another pasted
+        drawn = federated.draw(index, [*sample.labels.tolist(), *labels.tolist()], rng)
+        return drawn if mirrored is None else drawn.with_labels(mirrored.tolist())
 
     def _load_other(self, unreadable: list[str], rng: np.random.Generator) -> Sample:
         """A random image, for copy-paste."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -241,7 +241,7 @@ class CocoData:
         ids = self.annotation_ids[self.starts[index] : self.starts[index + 1]].tolist()
         return f"image {int(self.image_ids[index])}, {f'annotation {ids[0]}' if ids else 'no annotations'}"
 
-    def ground_truth(self) -> GroundTruth:
+    def ground_truth(self, on_unreadable: Callable[[str], object] | None = None) -> GroundTruth:  # noqa: ARG002
         """The annotations of these images and classes as COCO tables; metrics are the same as with the json."""
         ids, sizes = self.image_ids.tolist(), self.sizes.tolist()
         images = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from uniquery.masks import rle
 LARGE_FILE = 2**26
 """Bytes from which on the annotations of a file are not read into memory at once."""
 _KEPT_KEYS = ("id", "image_id", "category_id", "iscrowd", "area", "bbox")
+_NAME_OF_2014 = re.compile(r"COCO_\w+2014_\d{12}\.jpg")
 _NEEDS_ID = "needs a whole number of at most 64 bits as 'id'"
 
 
@@ -184,19 +186,22 @@ def _image_problems(rows: Sequence[Row], image_root: Path, file_names: dict[int,
 
 
 def image_file_name(row: Row, image_root: Path) -> Any:
-    """The 'file_name' of an image; without one, as in LVIS, the last two parts of its 'coco_url'.
+    """The 'file_name' of an image; without one, as in LVIS v1, the last two parts of its 'coco_url'.
 
-    If there is no such file, but one that is named like the last part alone, it is that.
+    If there is no such file, but one that is named like the last part alone, it is that. LVIS v0.5 has names of COCO
+    2014 for the images of COCO 2017: there too the address counts, unless the named file exists.
 
     >>> image_file_name({"coco_url": "http://images.cocodataset.org/train2017/000000391895.jpg"}, Path("images"))
     'train2017/000000391895.jpg'
     """
     name, url = row.get("file_name"), row.get("coco_url")
-    if name is not None or not is_text(url):
+    if not is_text(url) or (name is not None and not (is_text(name) and _NAME_OF_2014.fullmatch(name))):
         return name
     parts = [part for part in url.rpartition("://")[2].split("/")[1:] if part][-2:]
-    name, last = "/".join(parts), parts[-1] if parts else ""
-    return last if not _exists(image_root, name) and _exists(image_root, last) else name
+    by_url, last = "/".join(parts), parts[-1] if parts else ""
+    if name is not None and (name == last or _exists(image_root, name)):
+        return name
+    return last if not _exists(image_root, by_url) and _exists(image_root, last) else by_url
 
 
 def _exists(image_root: Path, name: str) -> bool:

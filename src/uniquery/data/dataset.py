@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -52,6 +52,15 @@ class ClassLists:
 
     negative: tuple[int, ...] = ()
     not_exhaustive: tuple[int, ...] = ()
+
+    def with_labels(self, labels: Sequence[int]) -> ClassLists:
+        """The same lists with other labels.
+
+        >>> ClassLists((0, 1), (2,)).with_labels([2, 1, 0])
+        ClassLists(negative=(1, 2), not_exhaustive=(0,))
+        """
+        changed = (tuple(sorted(labels[old] for old in classes)) for classes in (self.negative, self.not_exhaustive))
+        return ClassLists(*changed)
 
 
 @dataclass(frozen=True)
@@ -135,5 +144,10 @@ class Dataset(Protocol):
     def check_files_exist(self) -> None:
         """Raises a DataError if an image file is missing."""
 
-    def ground_truth(self) -> GroundTruth:
-        """What metrics compare results with."""
+    def ground_truth(self, on_unreadable: Callable[[str], object] | None = None) -> GroundTruth:
+        """What metrics compare results with.
+
+        Args:
+            on_unreadable: called with a sentence for each image whose annotations are in a file that cannot be read,
+                and which is then void, so that nothing in it counts; None raises a DataError instead.
+        """

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from uniquery.data.dataset import Category
 from uniquery.errors import DataError, did_you_mean
 
 _LEFT_AND_RIGHT = {"left": "right", "l": "r"}
@@ -40,25 +41,31 @@ def _words(name: str) -> tuple[str, ...]:
     return tuple(part for part in (*parts, name[end:]) if part)
 
 
-def mirrored_labels(classes: Sequence[str], pairs: Sequence[tuple[str, str]]) -> Tensor | None:
+def mirrored_labels(categories: Sequence[Category], pairs: Sequence[tuple[str, str]]) -> Tensor | None:
     """(C,) the label that each class has in a flipped image; None if there are no pairs.
 
-    >>> mirrored_labels(["left", "door", "right"], [("left", "right")])
+    >>> mirrored_labels([Category(1, "left"), Category(2, "door"), Category(3, "right")], [("left", "right")])
     tensor([2, 1, 0])
 
     Raises:
-        DataError: a pair names a class that does not exist, or a class is in several pairs.
+        DataError: a pair names a class that does not exist, or a thing and stuff, or a class is in several pairs.
     """
     if not pairs:
         return None
-    labels = {name: label for label, name in enumerate(classes)}
-    mirrored = torch.arange(len(classes))
+    labels = {category.name: label for label, category in enumerate(categories)}
+    mirrored = torch.arange(len(categories))
     names = [name for pair in pairs for name in pair]
     for name in names:
         if name not in labels:
-            raise DataError(f"data.flip_pairs: there is no class '{name}'.{did_you_mean(name, classes)}")
+            raise DataError(f"data.flip_pairs: there is no class '{name}'.{did_you_mean(name, labels)}")
         if names.count(name) > 1:
             raise DataError(f"data.flip_pairs: the class '{name}' is there {names.count(name)} times.")
     for first, second in pairs:
+        if categories[labels[first]].is_thing != categories[labels[second]].is_thing:
+            thing, stuff = (first, second) if categories[labels[first]].is_thing else (second, first)
+            raise DataError(
+                f"data.flip_pairs: '{thing}' is a thing and '{stuff}' is stuff, which cannot be mirror images of one "
+                "another: pair two things, or two kinds of stuff."
+            )
         mirrored[labels[first]], mirrored[labels[second]] = labels[second], labels[first]
     return mirrored

@@ -6,7 +6,7 @@ Letters: I images, S segments, K instances of one image, H × W pixels.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,6 +77,7 @@ class PanopticData(CocoData):
         self.categories = [replace(category, is_thing=bool(row["isthing"])) for category, row in rows]
         self._pack_segments([check.entries[image] for image in self.image_ids.tolist()])
         self._truth: GroundTruth | None = None
+        self._unreadable: list[str] = []  # about PNG files of `_truth`
 
     def _pack_segments(self, entries: Sequence[Row]) -> None:
         """The columns of annotations hold segments; segments of other classes too, as the PNG files have their ids."""
@@ -152,14 +153,26 @@ class PanopticData(CocoData):
             things=is_thing[labels],
         ).without_empty()
 
-    def ground_truth(self) -> GroundTruth:
+    def ground_truth(self, on_unreadable: Callable[[str], object] | None = None) -> GroundTruth:
         """The segments as COCO annotations with run lengths, read once; void is what no segment covers."""
         if self._truth is None:
             rows = zip(self.image_ids.tolist(), self.sizes.tolist(), strict=True)
             images = {number: {"id": number, "height": height, "width": width} for number, (height, width) in rows}
             categories = {row["id"]: row for row in sorted(self._category_rows, key=lambda row: row["id"])}
-            annotations = [row for index in range(len(self)) for row in self._annotations(index)]
+            annotations, unreadable = list[Row](), list[str]()
+            for index in range(len(self)):
+                try:
+                    annotations += self._annotations(index)
+                except DataError as error:
+                    if on_unreadable is None:
+                        raise
+                    unreadable.append(str(error))
+            self._unreadable = unreadable
             self._truth = GroundTruth(images, categories, annotations, str(self.annotations))
+        for sentence in self._unreadable:
+            if on_unreadable is None:
+                raise DataError(sentence)
+            on_unreadable(sentence)
         return self._truth
 
     def _annotations(self, index: int) -> list[Row]:

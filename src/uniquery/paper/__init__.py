@@ -50,6 +50,12 @@ class PaperTable(Settings):
                 raise ValueError(f"{row.method} has {len(row.figures)} figures for {len(self.metrics)} metrics")
         return self
 
+    def format_figures(self, row: PaperRow) -> list[str]:
+        """The figures of a row as text; all of a metric have the same number of decimals, as many as are needed."""
+        columns = zip(*(each.figures for each in self.rows), strict=True)
+        decimals = [max(len(f"{figure:.10g}".partition(".")[2]) for figure in column) for column in columns]
+        return [f"{figure:.{digits}f}" for figure, digits in zip(row.figures, decimals, strict=True)]
+
     def row(self, name: str) -> PaperRow:
         """A row by its name.
 

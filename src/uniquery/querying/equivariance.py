@@ -57,10 +57,8 @@ def view_of(
         pixels[i, :, : g.height, : g.width] = g.on_map(images.pixels[i])
         masks = g.on_masks(target.masks)
         before, after = mask_areas(target.masks), mask_areas(masks)
-        labels = target.labels if mirrored is None or not g.flip else mirrored.to(target.labels.device)[target.labels]
-        visible = replace(target, masks=masks, labels=labels)[
-            (after > 0) & (after >= MIN_VISIBLE * g.scale**2 * before)
-        ]
+        shown = target if mirrored is None or not g.flip else target.with_labels(mirrored)
+        visible = replace(shown, masks=masks)[(after > 0) & (after >= MIN_VISIBLE * g.scale**2 * before)]
         padding = (0, width - g.width, 0, height - g.height)
         masks, valid = F.pad(visible.masks, padding), _valid_in_view(target, g)
         valid = None if valid is None else F.pad(valid, padding, value=True)

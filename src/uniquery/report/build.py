@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from uniquery.errors import UserError
+from uniquery.errors import DataError, UserError
 from uniquery.evaluation.inference import Progress
 from uniquery.report.analysis import error_tables, score_section
 from uniquery.report.differences import differing_images
@@ -126,7 +126,7 @@ def _different(evaluated: Sequence[EvaluatedRun | None], labels: Sequence[str], 
 
 
 def examples_of(run: EvaluatedRun) -> list[Example]:
-    """Some validation images, spread over the data, with ground truth and predictions."""
+    """Some validation images, spread over the data, with ground truth and predictions; those that can be read."""
     val, least = run.data, run.score_thresholds
     names = {category.id: category.name for category in val.categories}
     by_image: dict[int, list[dict[str, Any]]] = {}
@@ -135,10 +135,14 @@ def examples_of(run: EvaluatedRun) -> list[Example]:
             by_image.setdefault(result["image_id"], []).append(result)
     examples = []
     for index in range(0, len(val), max(1, len(val) // NUM_EXAMPLES))[:NUM_EXAMPLES]:
-        truth = [LabeledMask(mask, val.classes[label]) for label, mask in val.instances(index)]
+        try:
+            image, instances = val.read(index), val.instances(index)
+        except DataError:  # the evaluation left it out, with a warning
+            continue
+        truth = [LabeledMask(mask, val.classes[label]) for label, mask in instances]
         predicted = [
             LabeledMask(result["segmentation"], names[result["category_id"]], result["score"])
             for result in by_image.get(int(val.image_ids[index]), ())
         ]
-        examples.append(Example(val.path(index).name, val.read(index), truth, predicted))
+        examples.append(Example(val.path(index).name, image, truth, predicted))
     return examples

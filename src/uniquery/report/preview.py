@@ -31,7 +31,7 @@ def preview_picture(
     Regions that are not valid, which training ignores, are gray and hatched.
     """
     pictures, titles = [], []
-    mirrored = mirrored_labels(data.classes, flip_pairs)
+    mirrored = mirrored_labels(data.categories, flip_pairs)
     for index in range(0, len(data), max(1, len(data) // rows))[:rows]:
         sample = data.load(index)
         pictures.append(sample_picture(sample, data.classes))

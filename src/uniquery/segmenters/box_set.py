@@ -17,6 +17,7 @@ from torch import Tensor
 
 from uniquery.masks.losses import sigmoid_focal
 from uniquery.parallel import loss_normalizer
+from uniquery.segmenters.federated import drop_unlabeled_classes
 from uniquery.segmenters.set_prediction import SetAssignment
 from uniquery.structures import Outputs, Targets, at_least_float32, index_in_batch
 
@@ -107,6 +108,7 @@ class BoxCriterion:
             ignored = mostly_invalid_boxes(outputs, targets)
             ignored[layer, image, assignment.layer_query] = False
             losses = losses.masked_fill(ignored[..., None], 0)
+        losses = drop_unlabeled_classes(losses, is_class, targets)
         return self.class_weight * losses.sum((1, 2, 3)) / _instances(losses, targets)
 
     def box_losses(

@@ -17,8 +17,8 @@ def drop_unlabeled_classes(class_losses: Tensor, is_class: Tensor, targets: Sequ
     of `Targets.negative_classes` or of the image's instances, and not one of `Targets.not_exhaustive_classes`.
 
     Args:
-        class_losses: (B, L, C), a loss for each class by itself.
-        is_class: (B, L, C), 1 or true for the right class.
+        class_losses: (…, B, L, C), a loss for each class by itself.
+        is_class: (…, B, L, C), 1 or true for the right class.
         targets: ground truth of each image.
 
     >>> target = Targets(torch.tensor([0]), torch.zeros(1, 4), torch.ones(1, 2, 2), negative_classes=torch.tensor([2]))
@@ -27,7 +27,7 @@ def drop_unlabeled_classes(class_losses: Tensor, is_class: Tensor, targets: Sequ
     """
     if all(t.negative_classes is None and t.not_exhaustive_classes is None for t in targets):
         return class_losses
-    known = torch.stack([_known_classes(target, class_losses.shape[2]) for target in targets])  # (B, C)
+    known = torch.stack([_known_classes(target, class_losses.shape[-1]) for target in targets])  # (B, C)
     return class_losses.masked_fill(~(known[:, None] | is_class.bool()), 0)
 
 

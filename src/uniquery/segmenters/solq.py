@@ -63,6 +63,11 @@ class SOLQConfig(SegmenterSettings):
     dense_weight: float = Field(1.0, ge=0, description="weight of that loss, there and in the equivariance loss")
 
     @property
+    def has_federated_loss(self) -> bool:
+        """See the base."""
+        return True
+
+    @property
     def instance_limit(self) -> tuple[str, int]:
         """Each query can own one instance."""
         return "model.queries", self.queries

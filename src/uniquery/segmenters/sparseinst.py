@@ -24,6 +24,7 @@ from uniquery.layers.winograd import SharedConv3x3
 from uniquery.masks.losses import dice, sigmoid_focal
 from uniquery.parallel import loss_normalizer
 from uniquery.querying.contract import Segmenter
+from uniquery.segmenters.federated import drop_unlabeled_classes
 from uniquery.segmenters.grid import coordinates, paste_instances, quarter_shares, quarter_valid
 from uniquery.segmenters.set_prediction import (
     SetAssignment,
@@ -75,6 +76,11 @@ class SparseInstConfig(SegmenterSettings):
     )
     score_threshold: float = Field(0.005, ge=0, le=1, description="smallest score before the mask's is multiplied")
     mask_threshold: float = Field(0.45, gt=0, lt=1, description="probability above which a pixel belongs to a mask")
+
+    @property
+    def has_federated_loss(self) -> bool:
+        """See the base."""
+        return True
 
     @property
     def instance_limit(self) -> tuple[str, int]:
@@ -199,7 +205,7 @@ class SparseInst(Segmenter[SparseInstOutputs, SetAssignment, Queries]):
         if ignored is not None:
             ignored[0, assignment.image, assignment.query] = False
             losses = losses.masked_fill(ignored[0, ..., None], 0)
-        return losses.sum()
+        return drop_unlabeled_classes(losses, is_class, targets).sum()
 
     @torch.no_grad()
     def predict(

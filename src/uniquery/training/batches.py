@@ -196,7 +196,7 @@ def training_samples(run: TrainingRun, data: Dataset) -> TrainingSamples:
         run.config.seed,
         federated=settings.federated,
         skip_unreadable=settings.on_unreadable == "skip",
-        mirrored=mirrored_labels(data.classes, settings.flip_pairs),
+        mirrored=mirrored_labels(data.categories, settings.flip_pairs),
     )
 
 

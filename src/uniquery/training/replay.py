@@ -121,7 +121,7 @@ def replay(folder: str | Path, device: torch.device | str = "cpu") -> ReplayedSt
         raise CheckpointError(f"{step_folder.config_file} is missing.")
     config = step_folder.read_config()
     model, info = load_model(folder / MODEL_FILE, device)
-    mirrored = mirrored_labels([category.name for category in info.categories], config.data.flip_pairs)
+    mirrored = mirrored_labels(info.categories, config.data.flip_pairs)
     objective = UniqueQuerying(
         model, config.querying.inter, config.querying.equivariance, seed=config.seed, mirrored=mirrored
     ).train()

@@ -145,7 +145,7 @@ def build_run(config: Config, data: Dataset, *, pretrained: bool = True) -> Trai
     steps = count_steps(settings, images_per_epoch(data, config.data.sampling), images)
     optimizer = build_optimizer(model, config.optim, images)
     ema = EMA(model, settings.ema) if settings.ema else None
-    mirrored = mirrored_labels(data.classes, config.data.flip_pairs)
+    mirrored = mirrored_labels(data.categories, config.data.flip_pairs)
     objective = UniqueQuerying(
         model, config.querying.inter, config.querying.equivariance, seed=config.seed, mirrored=mirrored
     )

@@ -40,7 +40,9 @@ def evaluate_run(run: TrainingRun, val: Dataset, log: MetricsLog, console: Conso
         return
     for sentence in unreadable:
         console.print(f"[yellow]warning:[/] {escape(sentence)} Its instances count as not found.", soft_wrap=True)
-    metrics = _score(run, val, results)
+    metrics, not_scored = _score(run, val, results)
+    for sentence in not_scored:
+        console.print(f"[yellow]warning:[/] {escape(sentence)} Its image is not scored.", soft_wrap=True)
     log.write(
         EvalLine(
             step=run.step,
@@ -65,18 +67,20 @@ def evaluate_run(run: TrainingRun, val: Dataset, log: MetricsLog, console: Conso
         run.folder.write_predictions(results)
 
 
-def _score(run: TrainingRun, val: Dataset, results: list[Row]) -> Metrics | PanopticMetrics:
-    """Mask AP, or panoptic quality for data with things and stuff."""
-    settings = run.config.eval
+def _score(run: TrainingRun, val: Dataset, results: list[Row]) -> tuple[Metrics | PanopticMetrics, list[str]]:
+    """Mask AP, or panoptic quality for data with things and stuff; and a sentence for each image that has none."""
+    settings, not_scored = run.config.eval, list[str]()
     if is_panoptic(val.categories):
-        return evaluate_panoptic(val.ground_truth(), results)
-    return evaluate(
+        truth = val.ground_truth(not_scored.append if run.config.data.on_unreadable == "skip" else None)
+        return evaluate_panoptic(truth, results), not_scored
+    metrics = evaluate(
         val.ground_truth(),
         results,
         max_detections=settings.max_detections,
         backend=settings.backend,
         protocol=settings.protocol,
     )
+    return metrics, not_scored
 
 
 def _predict(run: TrainingRun, val: Dataset, progress: Progress) -> tuple[list[Row], list[str]]:

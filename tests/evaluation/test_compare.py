@@ -150,3 +150,12 @@ class TestOverImages:
     def test_means(self):
         assert mean_interval([ImageInterval(1, 0, 2), ImageInterval(3, 2, 4)]) == ImageInterval(2, 1, 3)
         assert mean_interval([]) is None
+
+    def test_progress_grows_to_the_end(self):
+        truth, results = self.truth_and_results([0, 1, 2, 3])
+        seen = []
+        compare_over_images(truth, results, results, samples=5, progress=lambda *step: seen.append(step))
+        shares = [done / total for done, total in seen]
+        assert shares == sorted(set(shares))
+        assert shares[0] == 0
+        assert 0.7 < shares[-1] < 1

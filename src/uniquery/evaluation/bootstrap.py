@@ -115,4 +115,5 @@ def image_weights(sides: Sequence[WeightedEvaluation], samples: int, seed: int) 
     largest = max(side.numbers_per_sample for side in sides)
     size = max(1, min(samples, _MOST_NUMBERS // largest))
     drawn = generator.multinomial(images, np.full(images, 1 / max(images, 1)), samples).T.astype(np.float64)
-    return [np.ones((images, 1)), *(drawn[:, start : start + size] for start in range(0, samples, size))]
+    parts = (drawn[:, start : start + size] for start in range(0, samples, size))
+    return [np.ones((images, 1)), *(np.ascontiguousarray(part) for part in parts)]  # rows are read, image by image

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -148,10 +148,12 @@ def compare_over_images(
     max_detections: int | None = None,
     samples: int = 1000,
     seed: int = 0,
+    progress: Callable[[int, int], None] = lambda *_: None,
 ) -> ImageComparison:
     """Mask metrics of one set of COCO results minus those of another, and how much that depends on the images.
 
-    By LVIS's rules where the data has frequencies; `max_detections` is the protocol's own number by default.
+    By LVIS's rules where the data has frequencies; `max_detections` is the protocol's own number by default. `progress`
+    is called with how much of the work is done, and how much there is.
 
     Raises:
         DataError: something is wrong with the ground truth or the results.
@@ -159,7 +161,10 @@ def compare_over_images(
     ground_truth = read_ground_truth(truth)
     protocol = choose_protocol(ground_truth)
     evaluation, limit = _EVALUATIONS[protocol], max_detections or DETECTIONS[protocol]
-    sides = [WeightedEvaluation(evaluation(ground_truth, results, limit)) for results in (control, variant)]
+    sides = []
+    for done, results in enumerate((control, variant)):
+        progress(done, 4)
+        sides.append(WeightedEvaluation(evaluation(ground_truth, results, limit)))
     batches = image_weights(sides, samples, seed)
     labels = category_labels(ground_truth.categories)
     groups = {"": None, **{letter: letter for letter in FREQUENCIES}} if protocol == "lvis" else {"": None}
@@ -167,18 +172,33 @@ def compare_over_images(
         f"AP{name}": [letter in (None, row.get("frequency")) for row in ground_truth.categories.values()]
         for name, letter in groups.items()
     }
-    before, after = (_sampled_metrics(side, batches, members, list(labels.values())) for side in sides)
+    total = len(sides) * len(batches)
+    before, after = (
+        _sampled_metrics(
+            side,
+            batches,
+            members,
+            list(labels.values()),
+            lambda done, start=start: progress(total + start + done, 2 * total),  # type: ignore[misc]
+        )
+        for start, side in zip((0, len(batches)), sides, strict=True)
+    )
     overall, classes = (_intervals(*pair) for pair in zip(before, after, strict=True))
     return ImageComparison(overall[0], classes[0], overall[1], classes[1])
 
 
 def _sampled_metrics(
-    side: WeightedEvaluation, batches: Sequence[Array], members: Mapping[str, Sequence[bool]], labels: Sequence[str]
+    side: WeightedEvaluation,
+    batches: Sequence[Array],
+    members: Mapping[str, Sequence[bool]],
+    labels: Sequence[str],
+    progress: Callable[[int], None],
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """In percent, by name: each metric, and AP of each class; of all images first, then of each sample."""
     metrics: dict[str, list[Array]] = {}
     classes: list[Array] = []
-    for weights in batches:
+    for done, weights in enumerate(batches):
+        progress(done)
         values = 100 * side(weights)  # (A, K, T, B)
         for name, chosen in members.items():
             metrics.setdefault(name, []).append(_mean_of_measured(values[0, np.array(chosen, dtype=bool)]))

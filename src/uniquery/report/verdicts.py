@@ -18,6 +18,7 @@ from uniquery.evaluation.compare import (
     mean_interval,
     paired_difference,
 )
+from uniquery.evaluation.inference import Progress, part_of
 from uniquery.report.charts import Interval, interval_chart
 from uniquery.report.evaluated import EvaluatedRun
 from uniquery.report.tables import format_interval, number
@@ -106,13 +107,19 @@ class Verdict:
         return interval_chart(intervals, title=f"{self.variant} minus {self.control}, over {over}", x_label="percent")
 
 
-def compare_sides(control: Sequence[EvaluatedRun], variant: Sequence[EvaluatedRun], names: tuple[str, str]) -> Verdict:
+def compare_sides(
+    control: Sequence[EvaluatedRun],
+    variant: Sequence[EvaluatedRun],
+    names: tuple[str, str],
+    progress: Progress = lambda *_: None,
+) -> Verdict:
     """Compares one run with another, or several with several, paired by seed.
 
     Args:
         control: runs that are compared with.
         variant: runs that are compared; all on the same data.
         names: of both sides.
+        progress: called with how much is done, and how much there is.
 
     Raises:
         UserError: the seeds of several runs cannot be paired, or the data differs.
@@ -127,8 +134,9 @@ def compare_sides(control: Sequence[EvaluatedRun], variant: Sequence[EvaluatedRu
             before.results,
             after.results,
             max_detections=min((n for n in (before.max_detections, after.max_detections) if n), default=None),
+            progress=part_of(progress, number, len(pairs)),
         )
-        for before, after in pairs
+        for number, (before, after) in enumerate(pairs)
     ]
     return Verdict(
         *names,

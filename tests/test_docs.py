@@ -159,7 +159,9 @@ def test_every_block_is_run_or_marked(name):
             assert block["kind"] in ("python", "text")
     assert all(line.startswith(("uniquery ", "python examples/")) for line in lines_to_run(name))  # what the test runs
     indented = re.sub(r"```.*?```", "", FILES[name], flags=re.DOTALL)
-    assert not re.search(r"^    (?:uniquery|python|pip|make|docker) ", indented, re.MULTILINE)  # a block without a fence
+    assert not re.search(
+        r"^    (?:uniquery|python|pip|make|docker) ", indented, re.MULTILINE
+    )  # a block without a fence
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -110,9 +110,7 @@ class Fragment:
     def is_cut(self, size: tuple[int, int]) -> bool:
         """Whether it reaches an edge of its tile that is not an edge of the image of (height, width)."""
         (x0, y0, x1, y1), seen, (height, width) = self.box, self.tile.box, size
-        return (
-            (x0 == seen[0] > 0) or (y0 == seen[1] > 0) or (x1 == seen[2] < width) or (y1 == seen[3] < height)
-        )
+        return (x0 == seen[0] > 0) or (y0 == seen[1] > 0) or (x1 == seen[2] < width) or (y1 == seen[3] < height)
 
     def inside(self, window: Box) -> Bitmap:
         """The bitmap of a window, which must lie inside of the box."""

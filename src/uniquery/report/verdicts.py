@@ -11,6 +11,7 @@ from markupsafe import Markup
 from uniquery.errors import UserError
 from uniquery.evaluation.coco import describe_metric
 from uniquery.evaluation.compare import (
+    LEAST_IMAGES,
     Difference,
     ImageComparison,
     ImageInterval,
@@ -78,20 +79,27 @@ class Verdict:
     classes: tuple[VerdictRow, ...]
 
     @property
+    def least_images(self) -> int:
+        """How many images an interval needs."""
+        return LEAST_IMAGES
+
+    @property
     def sentence(self) -> str:
         """The answer about AP."""
         first = self.metrics[0]
         if first.seeds is not None:
-            difference, over = first.texts[3], f"{self.seeds} seeds"
+            difference, source = first.texts[3], f"the 95 % interval is over {self.seeds} seeds"
+        elif first.images is not None and first.images.low is None:
+            difference, source = first.texts[2], f"an interval needs at least {LEAST_IMAGES} images with instances"
         else:
-            difference, over = first.texts[2], "the validation images"
+            difference, source = first.texts[2], "the 95 % interval is over the validation images"
         answer = {"better": "better on these images", "worse": "worse on these images"}.get(
             first.verdict, first.verdict
         )
         hint = "" if first.seeds else " It says nothing about other seeds: give several runs of each with --against."
         return (
             f"{self.variant} minus {self.control}, best weights of each: {difference} mask {first.name}, {answer}; "
-            f"the 95 % interval is over {over}.{hint}"
+            f"{source}.{hint}"
         )
 
     @property

@@ -1,7 +1,7 @@
 """The code blocks of README.md and docs/.
 
-A block that no test runs has a comment in the line above it, with the reason; so has one of which only some commands are
-not run, with their beginnings:
+A block that no test runs has a comment in the line above it, with the reason; so has one of which some commands are
+not run, with the beginnings of these:
 
     <!-- not run: needs a GPU -->
     <!-- not run (pip install; uniquery demo): tests install and run the wheel -->

@@ -87,13 +87,13 @@ class WeightedEvaluation:
     def __init__(self, run: hotcoco.COCOeval) -> None:
         self.image_ids, self.category_ids = list(run.params.img_ids), list(run.params.cat_ids)
         self.thresholds = len(run.params.iou_thrs)
-        areas = [tuple(area) for area in run.params.area_rng]
+        areas = {tuple(area): a for a, area in enumerate(run.params.area_rng)}
         images = {image_id: i for i, image_id in enumerate(self.image_ids)}
+        categories = {category_id: k for k, category_id in enumerate(self.category_ids)}
         grouped: dict[tuple[int, int], list[Mapping[str, Any]]] = defaultdict(list)
         for entry in run.eval_imgs:
             if entry is not None:
-                key = areas.index(tuple(entry["aRng"])), self.category_ids.index(entry["category_id"])
-                grouped[key].append(entry)
+                grouped[areas[tuple(entry["aRng"])], categories[entry["category_id"]]].append(entry)
         self.shape = len(areas), len(self.category_ids)
         self.parts = {key: WeightedPrecision(entries, images) for key, entries in grouped.items()}
 

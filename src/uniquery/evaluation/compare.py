@@ -251,9 +251,10 @@ def _intervals(
     for name, before in control.items():
         difference = variant[name] - before
         if not np.isnan(difference[0]):
-            low, high = np.nanpercentile(difference[1:], [tail, 100 - tail]).tolist()
-            ends = (low, high) if images[name] >= LEAST_IMAGES else (None, None)
-            intervals[name] = ImageInterval(float(difference[0]), *ends, images[name])
+            low, high = None, None
+            if images[name] >= LEAST_IMAGES:
+                low, high = map(float, np.nanpercentile(difference[1:], [tail, 100 - tail]))
+            intervals[name] = ImageInterval(float(difference[0]), low, high, images[name])
             values[name] = float(before[0]), float(variant[name][0])
     return intervals, values
 

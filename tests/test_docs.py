@@ -2,8 +2,8 @@
 
 The Python blocks of one file run one after another, as one program, in a folder that holds what they speak of:
 `runs/cells`, `photo.jpg`, `photos/`, `images/`, `train.json`, `val.json`. Of shell blocks, every command is one that
-exists, with options that it has. A block that can be neither has a comment in the line above it:
-`<!-- not run: reason -->`. Blocks of the kind `text` are no code.
+exists, with options that it has; end_to_end/test_doc_commands.py runs them. What is not run has a comment that says why
+(helpers/doc_blocks.py). Blocks of the kind `text` are no code.
 """
 
 import re
@@ -23,6 +23,7 @@ import yaml
 from PIL import Image
 
 import uniquery
+from helpers.doc_blocks import FILES, ROOT, SHELL, blocks, left_out, lines_to_run, shell_lines
 from helpers.small_runs import small_config
 from helpers.small_segmenters import drawn
 from uniquery.cli import build_parser
@@ -30,25 +31,7 @@ from uniquery.settings_reference import list_settings
 from uniquery.structures import Outputs
 from uniquery.training.config import Config
 
-ROOT = Path(__file__).parents[1]
-FILES = {
-    str(path.relative_to(ROOT)): path.read_text() for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
-}
-BLOCK = re.compile(
-    r"^(?:<!-- not run:(?P<reason>.*?)-->\n)? *```(?P<kind>\w*)\n(?P<code>.*?)^ *```$", re.DOTALL | re.MULTILINE
-)
-SHELL = ("bash", "sh")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-
-
-def blocks(name: str, *kinds: str) -> list[re.Match[str]]:
-    return [block for block in BLOCK.finditer(FILES[name]) if not kinds or block["kind"] in kinds]
-
-
-def shell_lines(block: re.Match[str]) -> list[str]:
-    """Its commands, one a line, without comments."""
-    lines = [line.strip() for line in block["code"].replace("\\\n", " ").splitlines()]
-    return [part.strip() for line in lines if not line.startswith("#") for part in line.split("&&") if part.strip()]
 
 
 def commands() -> list[str]:
@@ -147,8 +130,8 @@ def test_python_blocks_run(name, folder, monkeypatch, capsys):
     assert capsys.readouterr().out or name != "README.md"
 
 
-def is_known(command: str) -> bool:
-    """Whether a command that is not ours exists: a script or a target of this repository, or an installation."""
+def exists(command: str) -> bool:
+    """Whether a command that is not ours names targets, scripts, extras and files of this repository."""
     program, *words = shlex.split(command)
     if program == "make":
         return all(re.search(rf"^{word}:", (ROOT / "Makefile").read_text(), re.MULTILINE) for word in words)
@@ -157,10 +140,8 @@ def is_known(command: str) -> bool:
     if program == "pip":
         extras = [extra for word in words for found in re.findall(r"\[(.*)\]", word) for extra in found.split(",")]
         return words[0] == "install" and set(extras) <= set(PROJECT["optional-dependencies"])
-    if program == "docker":
-        files = [words[i + 1] for i, word in enumerate(words) if word in ("-f", "--file")]
-        return all((ROOT / file).is_file() for file in files)
-    return command in ("python3 -m venv .venv", ". .venv/bin/activate")
+    files = [words[i + 1] for i, word in enumerate(words) if program == "docker" and word in ("-f", "--file")]
+    return all((ROOT / file).is_file() for file in files)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -168,13 +149,19 @@ def test_every_block_is_run_or_marked(name):
     for block in blocks(name):
         if block["reason"] is not None:
             assert block["reason"].strip()
-        elif block["kind"] == "yaml":
+        if block["kind"] == "yaml":
             assert yaml.safe_load(block["code"])
         elif block["kind"] in SHELL:
-            others = [line for line in shell_lines(block) if not re.search(r"(?:^|-m )uniquery ", line)]
-            assert not [line for line in others if not is_known(line)]
+            lines = shell_lines(block)
+            assert not [line for line in lines if not exists(line)]
+            assert all(any(line.startswith(part) for line in lines) for part in left_out(block)), "a mark names nothing"
         else:
             assert block["kind"] in ("python", "text")
+    assert all(line.startswith(("uniquery ", "python examples/")) for line in lines_to_run(name))  # what the test runs
+    indented = re.sub(r"```.*?```", "", FILES[name], flags=re.DOTALL)
+    assert not re.search(
+        r"^    (?:uniquery|python|pip|make|docker) ", indented, re.MULTILINE
+    )  # a block without a fence
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -231,7 +231,12 @@ def test_predict_leaves_out_what_it_cannot_read_and_keeps_the_rest(trained, tmp_
     assert not (out / "b.overlay.png").exists()
     error = fails(capsys, "predict", run, folder / "b.png", folder / "notes.jpg", "-o", tmp_path / "none")
     assert "notes.jpg is not a readable image" in error
-    assert not (tmp_path / "none" / "results.json").exists()
+    assert not (tmp_path / "none").exists()
+    tiles = ["--tile", "32", "--seam-check", "--format", "coco"]
+    assert main(["predict", run, str(folder), "-o", str(tmp_path / "tiles"), *tiles]) == 1
+    printed = capsys.readouterr()
+    assert printed.out.count("seam error") == 2
+    assert printed.err.count("left out") == 2
 
 
 @pytest.mark.parametrize("options", [[], ["--sweep-threshold"], ["--workers", "0"]])
@@ -516,13 +521,14 @@ def test_resume_auto_starts_goes_on_and_survives_a_kill_between_renames(scenes, 
         ["eval", "x", "--max-detections", "0"],
         ["predict", "x", "y", "--short", "-5"],
         ["data", "preview", "demo", "--images", "0"],
+        ["data", "preview", "demo", "--images", "1.5"],
     ],
 )
 def test_numbers_out_of_range(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2
-    assert "invalid" in capsys.readouterr().err
+    assert f"argument {arguments[-2]}: {arguments[-1]} is not a whole number from " in capsys.readouterr().err
 
 
 def test_scenes_settings_that_cannot_be(tmp_path, capsys):

@@ -212,9 +212,12 @@ class TestHints:
         assert CocoData(tmp_path / "annotations.json", tmp_path / "images").read(1).shape == (30, 20, 3)
 
     @pytest.mark.parametrize("table", ["images", "categories", "annotations"])
-    def test_ids_in_quotes_are_explained(self, tmp_path, table):
-        report = report_of(tmp_path, lambda content, _: content[table][0].update(id="5"))
-        assert any("'5' is a text: write numbers without quotes." in p.text for p in report.problems)
+    @pytest.mark.parametrize(
+        ("given", "hint"), [("5", "write numbers without quotes."), ("img-5", "number them, here")]
+    )
+    def test_ids_in_quotes_are_explained(self, tmp_path, table, given, hint):
+        report = report_of(tmp_path, lambda content, _: content[table][0].update(id=given))
+        assert any(f"'{given}' is a text: {hint}" in p.text for p in report.problems)
         assert all(p.text.isprintable() for p in report.problems)
 
     @pytest.mark.parametrize(("largest", "is_warned"), [(4095, True), (200, False), (40000, False)])

@@ -9,6 +9,7 @@ from scipy import stats
 from helpers.coco_sets import random_set
 from uniquery.evaluation import evaluate
 from uniquery.evaluation.compare import (
+    LEAST_IMAGES,
     MOST_SEEDS,
     ImageInterval,
     compare_over_images,
@@ -136,17 +137,41 @@ class TestOverImages:
         assert interval.verdict == "better"
 
     def test_equal_results_differ_by_nothing(self):
-        truth, results = self.truth_and_results([0, 1, 2, 3])
+        truth, results = self.truth_and_results([0, 1, 2, 3, 0, 1])
         compared = compare_over_images(truth, results, results, samples=50)
-        assert compared.metrics["AP"] == compared.per_class["a"] == ImageInterval(0, 0, 0)
+        assert compared.metrics["AP"] == compared.per_class["a"] == ImageInterval(0, 0, 0, images=6)
         assert compared.metrics["AP"].verdict == "cannot tell"
         assert compare_over_images(truth, results, [], samples=50).metrics["AP"].verdict == "worse"
 
     def test_nothing_to_measure(self):
         truth, results = self.truth_and_results([0, 1])
         assert compare_over_images({**truth, "annotations": []}, results, [], samples=5).metrics == {}
-        assert compare_over_images(truth, [], [], samples=5).metrics["AP"] == ImageInterval(0, 0, 0)
+        assert compare_over_images(truth, [], [], samples=5).metrics["AP"] == ImageInterval(0, None, None, images=2)
 
     def test_means(self):
-        assert mean_interval([ImageInterval(1, 0, 2), ImageInterval(3, 2, 4)]) == ImageInterval(2, 1, 3)
+        assert mean_interval([ImageInterval(1, 0, 2, 9), ImageInterval(3, 2, 4, 9)]) == ImageInterval(2, 1, 3, 9)
+        few = ImageInterval(1, None, None, 2)
+        assert mean_interval([few, few]) == few
         assert mean_interval([]) is None
+
+    def test_a_class_in_few_images_has_no_verdict(self):
+        """However large the difference: fewer than six images that agree are chance, by a sign test."""
+        assert 2 * 0.5 ** (LEAST_IMAGES - 1) > 0.05 > 2 * 0.5**LEAST_IMAGES
+        truth, results = self.truth_and_results([0] * 12)
+        truth["categories"].append({"id": 2, "name": "b"})
+        for row in (*truth["annotations"][:5], *results[:5]):
+            row["category_id"] = 2
+        compared = compare_over_images(truth, results, [], samples=50)
+        assert compared.per_class["a"] == ImageInterval(-100, -100, -100, images=7)
+        assert compared.per_class["b"] == ImageInterval(-100, None, None, images=5)
+        assert (compared.per_class["a"].verdict, compared.per_class["b"].verdict) == ("worse", "cannot tell: 5 images")
+        assert compared.metrics["AP"].images == compared.metrics["APs"].images == 12
+
+    def test_progress_grows_to_the_end(self):
+        truth, results = self.truth_and_results([0, 1, 2, 3])
+        seen = []
+        compare_over_images(truth, results, results, samples=5, progress=lambda *step: seen.append(step))
+        shares = [done / total for done, total in seen]
+        assert shares == sorted(set(shares))
+        assert shares[0] == 0
+        assert 0.7 < shares[-1] < 1

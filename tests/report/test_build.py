@@ -56,20 +56,39 @@ def compared(first, second):
     return compare_sides([read_evaluated(first)], [read_evaluated(second)], ("first", "second"))
 
 
+def evaluated_on_training_images(folder):
+    """As if its validation data were its training images, which are more; it finds nothing."""
+    config = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(config.replace("val.json", "train.json").replace("images/val", "images/train"))
+    (folder / "predictions.json").write_text("[]")
+    return folder
+
+
 def test_the_difference_of_two_runs_has_an_interval_over_images(copy, run, tmp_path):
-    perfect = make_perfect(copy.rename(tmp_path / "perfect"))
+    perfect = make_perfect(evaluated_on_training_images(copy.rename(tmp_path / "perfect")))
+    run = evaluated_on_training_images(shutil.copytree(run, tmp_path / "nothing"))
     verdict = compared(run, perfect)
     rows = {row.name: row for row in verdict.metrics}
     assert 50 < rows["AP"].images.low <= rows["AP"].images.delta <= rows["AP"].images.high <= 100
     assert (rows["AP"].verdict, rows["AP"].seeds, rows["AP"].css_class) == ("better", None, "better")
     assert {"AP50", "AP75"} < rows.keys()
     assert {row.name for row in verdict.classes} <= {c.name for c in read_evaluated(run).data.categories}
-    assert [row.images for row in compared(run, run).metrics] == [ImageInterval(0, 0, 0)] * len(rows)
+    assert compared(run, run).metrics[0].images == ImageInterval(0, 0, 0, images=6)
     html = build_report([run, perfect], tmp_path / "page.html", intro="Read <me>.").read_text()
     assert f"perfect minus {run.name}, best weights of each: +{rows['AP'].images.delta:.1f}" in html
     assert f"Is it really better? perfect against {run.name}" in html
     assert "Images that differ most" in html
     assert "Read &lt;me&gt;." in html
+
+
+def test_few_images_have_no_interval(copy, run, tmp_path):
+    verdict = compared(run, make_perfect(copy))
+    assert [(row.verdict, row.css_class) for row in verdict.metrics if row.name == "AP"] == [
+        ("cannot tell: 4 images", "")
+    ]
+    assert " to " not in verdict.metrics[0].texts[2]
+    html = build_report([run, copy], tmp_path / "page.html").read_text()
+    assert "cannot tell: 4 images; an interval needs at least 6 images with instances." in html
 
 
 def test_runs_on_different_data_have_no_common_interval(copy, run, tmp_path):

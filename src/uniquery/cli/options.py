@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,18 +74,19 @@ def split_overrides(name: str, pair: Sequence[Path] | None) -> list[Override]:
 
 def positive(text: str) -> int:
     """A whole number above 0, for argparse."""
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
+    return _whole_number(text, 1)
 
 
 def not_negative(text: str) -> int:
     """A whole number, 0 or above, for argparse."""
-    value = int(text)
-    if value < 0:
-        raise ValueError
-    return value
+    return _whole_number(text, 0)
+
+
+def _whole_number(text: str, least: int) -> int:
+    with suppress(ValueError):
+        if int(text) >= least:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"{text} is not a whole number from {least} on")
 
 
 def probability(text: str) -> float:
@@ -94,10 +95,10 @@ def probability(text: str) -> float:
     >>> probability("0.5")
     0.5
     """
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to 1")
-    return value
+    with suppress(ValueError):
+        if 0 <= float(text) <= 1:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to 1")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uniquery.cli.options import MODEL_HELP, add_device, command, positive, print_warning, probability, progress_bar
-from uniquery.errors import UserError
+from uniquery.errors import DataError, UserError
 
 if TYPE_CHECKING:
     from uniquery.evaluation.tiles import Tiling
@@ -139,22 +139,25 @@ def _tiling(args: argparse.Namespace) -> Tiling | None:
 
 
 def _print_seam_errors(args: argparse.Namespace, model: Model, files: list[Path], tiling: Tiling) -> None:
-    """How much the instances of each image depend on where the seams are."""
+    """How much the instances of each readable image depend on where the seams are."""
     from uniquery.evaluation.tiles import seam_error
 
     for file in files:
-        with progress_bar(f"seams of {file.name}") as progress:
-            error, count = seam_error(
-                lambda cut, file=file, progress=progress: model.predict_tiles(  # type: ignore[misc]
-                    file,
-                    cut,
-                    score_threshold=args.score,
-                    mask_threshold=args.mask_threshold,
-                    short=args.short,
-                    progress=progress,
-                ),
-                tiling,
-            )
+        try:
+            with progress_bar(f"seams of {file.name}") as progress:
+                error, count = seam_error(
+                    lambda cut, file=file, progress=progress: model.predict_tiles(  # type: ignore[misc]
+                        file,
+                        cut,
+                        score_threshold=args.score,
+                        mask_threshold=args.mask_threshold,
+                        short=args.short,
+                        progress=progress,
+                    ),
+                    tiling,
+                )
+        except DataError:  # it is listed as left out
+            continue
         print(f"{file}: seam error {100 * error:.1f} % of {count} instances (1 − PQ with seams moved by half a tile)")
 
 

@@ -248,9 +248,12 @@ def _is_outside(polygons: Sequence[Sequence[float]], height: int, width: int) ->
 
 
 def _not_text(row: Row) -> str:
-    """A hint for ids that are numbers in quotes."""
+    """A hint for ids that are texts."""
     number = row.get("id")
-    return f"; {shorten(repr(number))} is a text: write numbers without quotes" if isinstance(number, str) else ""
+    if not isinstance(number, str):
+        return ""
+    what_to_do = "write numbers without quotes" if number.strip().isdecimal() else "number them, here and wherever used"
+    return f"; {shorten(repr(number))} is a text: {what_to_do}"
 
 
 def _annotation(row: Row) -> str:

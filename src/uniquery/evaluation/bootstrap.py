@@ -70,12 +70,14 @@ def _true_positives(
 
 
 def _average_precision(positives: Array, negatives: Array, instances: Array) -> Array:
-    """(B,) COCO's AP from (R, B) weights of true positives, and of the false positives before each."""
-    found = np.cumsum(positives, axis=0)
-    precision = found / np.maximum(found + np.cumsum(negatives, axis=0), 1)  # weights are whole numbers
-    envelope = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
-    reached = np.searchsorted(_RECALLS, found / instances, side="right")  # how many recall points
-    total = (envelope * np.diff(reached, axis=0, prepend=0)).sum(0)
+    """(B,) COCO's AP from (R, B) weights of true positives, and of the false positives before each; changes both."""
+    found, precision = np.cumsum(positives, axis=0, out=positives), np.cumsum(negatives, axis=0, out=negatives)
+    precision += found
+    np.divide(found, np.maximum(precision, 1, out=precision), out=precision)  # weights are whole numbers
+    np.maximum.accumulate(precision[::-1], axis=0, out=precision[::-1])
+    found /= instances
+    reached = np.searchsorted(_RECALLS, found, side="right")  # how many recall points
+    total = np.einsum("rb,rb->b", precision, np.diff(reached, axis=0, prepend=0))
     return np.where(instances > 0, total / len(_RECALLS), np.nan)
 
 
@@ -85,13 +87,13 @@ class WeightedEvaluation:
     def __init__(self, run: hotcoco.COCOeval) -> None:
         self.image_ids, self.category_ids = list(run.params.img_ids), list(run.params.cat_ids)
         self.thresholds = len(run.params.iou_thrs)
-        areas = [tuple(area) for area in run.params.area_rng]
+        areas = {tuple(area): a for a, area in enumerate(run.params.area_rng)}
         images = {image_id: i for i, image_id in enumerate(self.image_ids)}
+        categories = {category_id: k for k, category_id in enumerate(self.category_ids)}
         grouped: dict[tuple[int, int], list[Mapping[str, Any]]] = defaultdict(list)
         for entry in run.eval_imgs:
             if entry is not None:
-                key = areas.index(tuple(entry["aRng"])), self.category_ids.index(entry["category_id"])
-                grouped[key].append(entry)
+                grouped[areas[tuple(entry["aRng"])], categories[entry["category_id"]]].append(entry)
         self.shape = len(areas), len(self.category_ids)
         self.parts = {key: WeightedPrecision(entries, images) for key, entries in grouped.items()}
 
@@ -100,6 +102,14 @@ class WeightedEvaluation:
         """How many numbers its largest array holds for each sample."""
         rows = (len(part.image) for part in self.parts.values())
         return max(self.shape[0] * self.shape[1] * self.thresholds, len(self.image_ids), 1, *rows)
+
+    def images_with_instances(self, area: int, categories: Sequence[bool]) -> int:
+        """How many images have an instance of these categories in a range of areas."""
+        found = np.zeros(len(self.image_ids), dtype=bool)
+        for (part_area, category), part in self.parts.items():
+            if part_area == area and categories[category]:
+                found |= part.instances > 0
+        return int(found.sum())
 
     def __call__(self, weights: Array) -> Array:
         """(A, K, T, B) AP for (I, B) weights; nan where there is no instance."""
@@ -115,4 +125,5 @@ def image_weights(sides: Sequence[WeightedEvaluation], samples: int, seed: int) 
     largest = max(side.numbers_per_sample for side in sides)
     size = max(1, min(samples, _MOST_NUMBERS // largest))
     drawn = generator.multinomial(images, np.full(images, 1 / max(images, 1)), samples).T.astype(np.float64)
-    return [np.ones((images, 1)), *(drawn[:, start : start + size] for start in range(0, samples, size))]
+    parts = (drawn[:, start : start + size] for start in range(0, samples, size))
+    return [np.ones((images, 1)), *(np.ascontiguousarray(part) for part in parts)]  # rows are read, image by image

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -23,6 +23,7 @@ from uniquery.masks.rle import Rle
 
 CONFIDENCE = 0.95
 _EVALUATIONS = {"coco": hotcoco_evaluation, "lvis": lvis_evaluation}
+LEAST_IMAGES = 6  # that 95 % need: if all of fewer images favor one side, that is still chance (sign test, 2 / 2⁵)
 MOST_SEEDS = 100  # beyond this many, more seeds are not a practical advice
 
 
@@ -102,25 +103,31 @@ class ImageInterval:
 
     Attributes:
         delta: variant minus control, in percent.
-        low: lower end of the 95 % interval (paired bootstrap over images).
+        low: lower end of the 95 % interval (paired bootstrap over images); None if there are too few images for one.
         high: upper end.
+        images: how many images have instances that it is about.
     """
 
     delta: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
+    images: int
 
     @property
     def verdict(self) -> str:
         """In words, about these weights: "better", "worse" or "cannot tell"."""
+        if self.low is None or self.high is None:
+            return f"cannot tell: {self.images} image{'s' * (self.images != 1)}"
         return "better" if self.low > 0 else "worse" if self.high < 0 else "cannot tell"
 
 
 def mean_interval(intervals: Sequence[ImageInterval]) -> ImageInterval | None:
-    """The mean over seeds; None if there are none."""
+    """The mean over seeds, all on the same images; None if there are none."""
     if not intervals:
         return None
-    return ImageInterval(*(fmean(getattr(one, name) for one in intervals) for name in ("delta", "low", "high")))
+    ends = [(one.low, one.high) for one in intervals if one.low is not None and one.high is not None]
+    low, high = (fmean(side) for side in zip(*ends, strict=True)) if ends else (None, None)
+    return ImageInterval(fmean(one.delta for one in intervals), low, high, intervals[0].images)
 
 
 @dataclass(frozen=True)
@@ -148,10 +155,12 @@ def compare_over_images(
     max_detections: int | None = None,
     samples: int = 1000,
     seed: int = 0,
+    progress: Callable[[int, int], None] = lambda *_: None,
 ) -> ImageComparison:
     """Mask metrics of one set of COCO results minus those of another, and how much that depends on the images.
 
-    By LVIS's rules where the data has frequencies; `max_detections` is the protocol's own number by default.
+    By LVIS's rules where the data has frequencies; `max_detections` is the protocol's own number by default. `progress`
+    is called with how much of the work is done, and how much there is.
 
     Raises:
         DataError: something is wrong with the ground truth or the results.
@@ -159,7 +168,10 @@ def compare_over_images(
     ground_truth = read_ground_truth(truth)
     protocol = choose_protocol(ground_truth)
     evaluation, limit = _EVALUATIONS[protocol], max_detections or DETECTIONS[protocol]
-    sides = [WeightedEvaluation(evaluation(ground_truth, results, limit)) for results in (control, variant)]
+    sides = []
+    for done, results in enumerate((control, variant)):
+        progress(done, 4)
+        sides.append(WeightedEvaluation(evaluation(ground_truth, results, limit)))
     batches = image_weights(sides, samples, seed)
     labels = category_labels(ground_truth.categories)
     groups = {"": None, **{letter: letter for letter in FREQUENCIES}} if protocol == "lvis" else {"": None}
@@ -167,18 +179,34 @@ def compare_over_images(
         f"AP{name}": [letter in (None, row.get("frequency")) for row in ground_truth.categories.values()]
         for name, letter in groups.items()
     }
-    before, after = (_sampled_metrics(side, batches, members, list(labels.values())) for side in sides)
-    overall, classes = (_intervals(*pair) for pair in zip(before, after, strict=True))
+    total = len(sides) * len(batches)
+    before, after = (
+        _sampled_metrics(
+            side,
+            batches,
+            members,
+            list(labels.values()),
+            lambda done, start=start: progress(total + start + done, 2 * total),  # type: ignore[misc]
+        )
+        for start, side in zip((0, len(batches)), sides, strict=True)
+    )
+    images = _image_counts(sides[0], members, list(labels.values()))
+    overall, classes = (_intervals(*three) for three in zip(before, after, images, strict=True))
     return ImageComparison(overall[0], classes[0], overall[1], classes[1])
 
 
 def _sampled_metrics(
-    side: WeightedEvaluation, batches: Sequence[Array], members: Mapping[str, Sequence[bool]], labels: Sequence[str]
+    side: WeightedEvaluation,
+    batches: Sequence[Array],
+    members: Mapping[str, Sequence[bool]],
+    labels: Sequence[str],
+    progress: Callable[[int], None],
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """In percent, by name: each metric, and AP of each class; of all images first, then of each sample."""
     metrics: dict[str, list[Array]] = {}
     classes: list[Array] = []
-    for weights in batches:
+    for done, weights in enumerate(batches):
+        progress(done)
         values = 100 * side(weights)  # (A, K, T, B)
         for name, chosen in members.items():
             metrics.setdefault(name, []).append(_mean_of_measured(values[0, np.array(chosen, dtype=bool)]))
@@ -194,6 +222,18 @@ def _sampled_metrics(
     )
 
 
+def _image_counts(
+    side: WeightedEvaluation, members: Mapping[str, Sequence[bool]], labels: Sequence[str]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """How many images each metric and each class is about."""
+    everything = [True] * len(labels)
+    metrics = {name: side.images_with_instances(0, chosen) for name, chosen in members.items()}
+    metrics |= dict.fromkeys(("AP50", "AP75"), metrics["AP"])
+    metrics |= {f"AP{letter}": side.images_with_instances(area, everything) for area, letter in enumerate(AREAS, 1)}
+    one_class = np.eye(len(labels), dtype=bool).tolist()
+    return metrics, {name: side.images_with_instances(0, one_class[k]) for k, name in enumerate(labels)}
+
+
 def _mean_of_measured(values: Array) -> Array:
     """(B,) of (K, T, B): the mean over all that is not nan; nan if there is nothing."""
     measured = ~np.isnan(values)
@@ -203,7 +243,7 @@ def _mean_of_measured(values: Array) -> Array:
 
 
 def _intervals(
-    control: Mapping[str, Array], variant: Mapping[str, Array]
+    control: Mapping[str, Array], variant: Mapping[str, Array], images: Mapping[str, int]
 ) -> tuple[dict[str, ImageInterval], dict[str, tuple[float, float]]]:
     """The difference of each metric that both have, and its two values."""
     intervals, values = {}, {}
@@ -211,8 +251,10 @@ def _intervals(
     for name, before in control.items():
         difference = variant[name] - before
         if not np.isnan(difference[0]):
-            low, high = np.nanpercentile(difference[1:], [tail, 100 - tail])
-            intervals[name] = ImageInterval(float(difference[0]), float(low), float(high))
+            low, high = None, None
+            if images[name] >= LEAST_IMAGES:
+                low, high = map(float, np.nanpercentile(difference[1:], [tail, 100 - tail]))
+            intervals[name] = ImageInterval(float(difference[0]), low, high, images[name])
             values[name] = float(before[0]), float(variant[name][0])
     return intervals, values
 

@@ -20,6 +20,15 @@ from uniquery.structures import Instances
 Progress = Callable[[int, int], None]
 
 
+def part_of(progress: Progress, number: int, parts: int) -> Progress:
+    """What a part of some work calls with its own progress: the part `number`, from 0, of parts that take as long.
+
+    >>> part_of(print, 1, 4)(5, 10)
+    15 40
+    """
+    return lambda done, total: progress(number * total + done, parts * total)
+
+
 @torch.inference_mode()
 def forward_passes(
     model: Segmenter[Any, Any, Any],

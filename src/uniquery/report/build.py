@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from uniquery.errors import DataError, UserError
-from uniquery.evaluation.inference import Progress
+from uniquery.evaluation.inference import Progress, part_of
 from uniquery.report.analysis import error_tables, score_section
 from uniquery.report.differences import differing_images
 from uniquery.report.drawings import LabeledMask
@@ -68,16 +68,16 @@ def _analysis(
 ) -> dict[str, Sequence[Any]]:
     """What the template `analysis` shows."""
     named = [(label, run) for label, run in zip(labels, evaluated, strict=True) if run and not run.is_panoptic]
-    parts: dict[str, Callable[[], Sequence[Any]]] = {
-        "verdicts": lambda: _verdicts(evaluated, labels, controls),
-        "different": lambda: _different(evaluated, labels, controls),
-        "errors": lambda: error_tables(named),
-        "scores": lambda: [score_section(label, run) for label, run in named],
+    parts: dict[str, Callable[[Progress], Sequence[Any]]] = {
+        "verdicts": lambda progress: _verdicts(evaluated, labels, controls, progress),
+        "different": lambda _: _different(evaluated, labels, controls),
+        "errors": lambda _: error_tables(named),
+        "scores": lambda _: [score_section(label, run) for label, run in named],
     }
     found: dict[str, Sequence[Any]] = {}
-    for done, (name, part) in enumerate(parts.items()):
-        progress(done, len(parts))
-        found[name] = part()
+    for number, (name, part) in enumerate(parts.items()):
+        progress(number, len(parts))
+        found[name] = part(part_of(progress, number, len(parts)))
     return found
 
 
@@ -91,7 +91,9 @@ def _pairs(evaluated: Sequence[EvaluatedRun | None], controls: int) -> list[tupl
     return [(0, controls)] if controls else [(0, other) for other in range(1, len(evaluated))]
 
 
-def _verdicts(evaluated: Sequence[EvaluatedRun | None], labels: Sequence[str], controls: int) -> list[Verdict]:
+def _verdicts(
+    evaluated: Sequence[EvaluatedRun | None], labels: Sequence[str], controls: int, progress: Progress
+) -> list[Verdict]:
     if controls:
         missing = [label for label, run in zip(labels, evaluated, strict=True) if run is None]
         if missing:
@@ -100,11 +102,12 @@ def _verdicts(evaluated: Sequence[EvaluatedRun | None], labels: Sequence[str], c
             )
         runs = [run for run in evaluated if run is not None]
         names = [_side_name(labels[:controls]), _side_name(labels[controls:])]
-        verdicts = [compare_sides(runs[:controls], runs[controls:], (names[0], names[1]))]
+        verdicts = [compare_sides(runs[:controls], runs[controls:], (names[0], names[1]), progress)]
     else:
+        pairs = _pairs(evaluated, controls)
         verdicts = [
-            compare_sides([before], [after], (labels[first], labels[second]))
-            for first, second in _pairs(evaluated, controls)
+            compare_sides([before], [after], (labels[first], labels[second]), part_of(progress, number, len(pairs)))
+            for number, (first, second) in enumerate(pairs)
             if (before := evaluated[first]) and (after := evaluated[second]) and after.shares_data_with(before)
         ]
     return [verdict for verdict in verdicts if verdict.metrics]

@@ -6,6 +6,7 @@ import glob
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -107,6 +108,8 @@ def write_predictions(
                 instances = model.predict_tiles(file, tiling, progress=per_tile, **options)
         except DataError as error:
             if on_unreadable is None or (image_id == len(files) and not images):  # none of them can be read
+                with suppress(OSError):  # it is there for more than this
+                    output.rmdir()
                 raise
             on_unreadable(str(error))
             progress(image_id, len(files))

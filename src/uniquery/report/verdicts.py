@@ -11,6 +11,7 @@ from markupsafe import Markup
 from uniquery.errors import UserError
 from uniquery.evaluation.coco import describe_metric
 from uniquery.evaluation.compare import (
+    LEAST_IMAGES,
     Difference,
     ImageComparison,
     ImageInterval,
@@ -18,6 +19,7 @@ from uniquery.evaluation.compare import (
     mean_interval,
     paired_difference,
 )
+from uniquery.evaluation.inference import Progress, part_of
 from uniquery.report.charts import Interval, interval_chart
 from uniquery.report.evaluated import EvaluatedRun
 from uniquery.report.tables import format_interval, number
@@ -77,20 +79,27 @@ class Verdict:
     classes: tuple[VerdictRow, ...]
 
     @property
+    def least_images(self) -> int:
+        """How many images an interval needs."""
+        return LEAST_IMAGES
+
+    @property
     def sentence(self) -> str:
         """The answer about AP."""
         first = self.metrics[0]
         if first.seeds is not None:
-            difference, over = first.texts[3], f"{self.seeds} seeds"
+            difference, source = first.texts[3], f"the 95 % interval is over {self.seeds} seeds"
+        elif first.images is not None and first.images.low is None:
+            difference, source = first.texts[2], f"an interval needs at least {LEAST_IMAGES} images with instances"
         else:
-            difference, over = first.texts[2], "the validation images"
+            difference, source = first.texts[2], "the 95 % interval is over the validation images"
         answer = {"better": "better on these images", "worse": "worse on these images"}.get(
             first.verdict, first.verdict
         )
         hint = "" if first.seeds else " It says nothing about other seeds: give several runs of each with --against."
         return (
             f"{self.variant} minus {self.control}, best weights of each: {difference} mask {first.name}, {answer}; "
-            f"the 95 % interval is over {over}.{hint}"
+            f"{source}.{hint}"
         )
 
     @property
@@ -106,13 +115,19 @@ class Verdict:
         return interval_chart(intervals, title=f"{self.variant} minus {self.control}, over {over}", x_label="percent")
 
 
-def compare_sides(control: Sequence[EvaluatedRun], variant: Sequence[EvaluatedRun], names: tuple[str, str]) -> Verdict:
+def compare_sides(
+    control: Sequence[EvaluatedRun],
+    variant: Sequence[EvaluatedRun],
+    names: tuple[str, str],
+    progress: Progress = lambda *_: None,
+) -> Verdict:
     """Compares one run with another, or several with several, paired by seed.
 
     Args:
         control: runs that are compared with.
         variant: runs that are compared; all on the same data.
         names: of both sides.
+        progress: called with how much is done, and how much there is.
 
     Raises:
         UserError: the seeds of several runs cannot be paired, or the data differs.
@@ -127,8 +142,9 @@ def compare_sides(control: Sequence[EvaluatedRun], variant: Sequence[EvaluatedRu
             before.results,
             after.results,
             max_detections=min((n for n in (before.max_detections, after.max_detections) if n), default=None),
+            progress=part_of(progress, number, len(pairs)),
         )
-        for before, after in pairs
+        for number, (before, after) in enumerate(pairs)
     ]
     return Verdict(
         *names,

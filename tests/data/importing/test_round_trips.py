@@ -94,6 +94,17 @@ class TestPolygonsStayPolygons:
         assert report.images == {"train": 2, "val": 2}
         assert report.instances == {"train": 2, "val": 2}
 
+    def test_coordinates_in_hundredths_of_pixels_come_back_exactly(self, tmp_path):
+        hundredths = np.random.default_rng(0).integers(0, 2001, (200, 6)).tolist()
+        polygons = [[value / 100 for value in polygon] for polygon in hundredths]
+        lines = [" ".join(repr(v / (20 if i % 2 else 40)) for i, v in enumerate(polygon)) for polygon in polygons]
+        file = write_yolo(tmp_path / "set", {"a": [f"0 {line}" for line in lines]}, ["cell"], val="images/train")
+        import_data("yolo", [file], tmp_path / "out")
+        content = json.loads((tmp_path / "out/annotations/instances_train.json").read_text())
+        found = [row["segmentation"][0] for row in content["annotations"]]
+        assert len(found) > 190  # some cover no pixel
+        assert all(polygon in polygons for polygon in found)
+
     def test_cvat(self, tmp_path):
         file, images = write_cvat(tmp_path, pictures()[2:])
         points = "1.50,2.25;10.00,2.25;10.00,9.75"

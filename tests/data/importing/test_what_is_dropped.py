@@ -112,6 +112,12 @@ class TestYolo:
         (tmp_path / "data.yaml").write_bytes(content)
         refused("yolo", [tmp_path / "data.yaml"], tmp_path / "out")
 
+    @pytest.mark.parametrize("key", ["train", "names"])
+    def test_aliases_that_stand_for_a_billion_names(self, tmp_path, key):
+        lines = ["l0: &l0 [cell]", *(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 11))]
+        (tmp_path / "data.yaml").write_text("\n".join([*lines, "train: images", "names: [cell]", f"{key}: *l10"]))
+        assert "aliases" in refused("yolo", [tmp_path / "data.yaml"], tmp_path / "out")
+
     def test_a_list_that_leads_outside(self, tmp_path):
         file = write_yolo(tmp_path / "set", {"a": [GOOD]}, ["cell"], val="val.txt")
         (tmp_path / "set/val.txt").write_text("../../secret.png\n")

@@ -155,7 +155,7 @@ def _polygon(region: Mapping[str, Any], image: ImportedImage) -> Segmentation:
         isinstance(p, list) and len(p) == 2 and all(map(is_finite_number, p)) for p in points
     ):
         raise ValueError("its points are not pairs of numbers")
-    return [[value for x, y in points for value in (x * image.width / 100, y * image.height / 100)]]
+    return [[value for x, y in points for value in (round(x * image.width / 100, 6), round(y * image.height / 100, 6))]]
 
 
 def _brush(region: Mapping[str, Any], image: ImportedImage) -> Segmentation:

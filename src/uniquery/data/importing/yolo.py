@@ -52,7 +52,11 @@ def read_yolo(sources: Sequence[Path], log: ImportLog) -> Imported:
 
 def _read_yaml(file: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            # A few lines of aliases of aliases can stand for more than fits into memory.
+            raise DataError(f"{file} is not taken: it has aliases (*name), which YOLO does not write: write them out.")
+        content = yaml.safe_load(text)
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}.") from None
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
@@ -141,7 +145,8 @@ def _read_labels(image: ImportedImage, file: Path, classes: Sequence[str], log: 
         if reason:
             log.drop(reason, where)
             continue
-        polygon = [v * (image.height if i % 2 else image.width) for i, v in enumerate(values)]
+        # Rounded as a polygon in pixels may have exact tenths, where the last bit decides which pixels it covers.
+        polygon = [round(v * (image.height if i % 2 else image.width), 6) for i, v in enumerate(values)]
         log.add_object(image, classes[label], [polygon], where)
 
 

@@ -128,6 +128,11 @@ class TestFederatedClasses:
         drawn = FederatedClasses(data, FederatedSettings(classes=1)).draw(1, [1, 2], np.random.default_rng(0))
         assert drawn == ClassLists((0, 1, 2), (1,))
 
+    def test_a_class_that_was_pasted_is_not_exhaustively_labeled(self, data):
+        federated = FederatedClasses(data, FederatedSettings(classes=1))
+        drawn = federated.draw(1, [1, 2], np.random.default_rng(0), pasted=[0, 2, 7])
+        assert drawn == ClassLists((0, 1, 2), (1, 7))  # 0 is known to be absent, 2 was there before
+
     def test_a_mirror_image_has_the_lists_of_the_mirrored_classes(self, data):
         """In image 1, class 0 is known to be absent and class 1 is not exhaustively labeled."""
         settings, swap = FederatedSettings(classes=1), torch.tensor([3, 4, 2, 0, 1, *range(5, 33)])

@@ -121,9 +121,8 @@ class TrainingSamples(torch_data.Dataset["LoadedSample | DataError"]):
     ) -> ClassLists:
         """The classes that an augmented image teaches; what is known of a class holds for its mirror image's class."""
         mirrored = self.mirrored if augmented.is_mirrored else None
-        labels = augmented.labels if mirrored is None else mirrored[augmented.labels]  # swapped back
-        # an object may be cut off, another pasted
-        drawn = federated.draw(index, [*sample.labels.tolist(), *labels.tolist()], rng)
+        seen = augmented.labels if mirrored is None else mirrored[augmented.labels]  # swapped back
+        drawn = federated.draw(index, sample.labels.tolist(), rng, pasted=seen.tolist())
         return drawn if mirrored is None else drawn.with_labels(mirrored.tolist())
 
     def _load_other(self, unreadable: list[str], rng: np.random.Generator) -> Sample:

@@ -93,15 +93,19 @@ class FederatedClasses:
         _, labels = data.image_classes()
         self._weights = torch.bincount(labels, minlength=len(data.categories)).double().sqrt().numpy()
 
-    def draw(self, index: int, labels: Sequence[int], rng: np.random.Generator) -> ClassLists:
+    def draw(
+        self, index: int, labels: Sequence[int], rng: np.random.Generator, pasted: Sequence[int] = ()
+    ) -> ClassLists:
         """The classes whose absence an image with these labels teaches, and those not exhaustively labeled.
 
-        Its own labels are among them: away from its instances, or where they are cut off, their classes are absent.
+        Its own labels are among the first: away from its instances, or where they are cut off, their classes are
+        absent. Of the class of an instance that was pasted into it, the image may have more that are not labeled.
         """
         lists = self.data.class_lists(index)
-        known = sorted({*labels, *lists.negative, *lists.not_exhaustive})
+        not_exhaustive = {*lists.not_exhaustive, *({*pasted} - {*labels, *lists.negative})}
+        known = sorted({*labels, *lists.negative, *not_exhaustive})
         weights = self._weights.copy()
         weights[known] = 0
         missing = min(max(0, self.count - len(known)), int(np.count_nonzero(weights)))
         drawn = rng.choice(len(weights), missing, replace=False, p=weights / weights.sum()) if missing else ()
-        return ClassLists(tuple(sorted({*labels, *lists.negative, *map(int, drawn)})), lists.not_exhaustive)
+        return ClassLists(tuple(sorted({*labels, *lists.negative, *map(int, drawn)})), tuple(sorted(not_exhaustive)))

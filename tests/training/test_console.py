@@ -46,7 +46,8 @@ def test_the_remaining_time_is_that_of_the_steps_so_far(monkeypatch):
 
 
 def test_lines_of_a_log_file(scenes, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["uniquery", "train", "my data/a b.yaml", "--set", "x=[1, 2]"])
+    given = ["python", "-m", "uniquery", "train", "my data/a b.yaml", "--set", "x=[1, 2]"]
+    monkeypatch.setattr(sys, "orig_argv", given)
     console = Console(file=io.StringIO(), width=40)
     config = load_config(small_config(tmp_path, scenes), ["train.steps=4", "model.score_threshold=0"])
     loop.train(config, console=console)
@@ -60,7 +61,7 @@ def test_lines_of_a_log_file(scenes, tmp_path, monkeypatch):
     assert best[0].startswith("step 2: new best AP ")
     assert best[0].endswith(f", saved in {config.folder / 'best'}")
     command = json.loads((config.folder / "environment.json").read_text())["command"]
-    assert shlex.split(command) == ["uniquery", "train", "my data/a b.yaml", "--set", "x=[1, 2]"]
+    assert shlex.split(command) == given
 
 
 def test_a_score_that_is_not_better_is_not_announced(scenes, tmp_path, monkeypatch):

@@ -41,7 +41,7 @@ def environment(config: Config) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "processes": get_world_size(),
         "seed": config.seed,
-        "command": shlex.join(sys.argv),
+        "command": shlex.join(sys.orig_argv),
     }
 
 

@@ -4,6 +4,7 @@ from contextlib import closing
 
 import pytest
 import torch
+from torch import nn
 
 from uniquery.data.dataset import is_panoptic
 from uniquery.data.scenes import ScenesConfig
@@ -52,6 +53,7 @@ def start(name: str) -> None:
         data, val = load_splits(config)
         run, clock = build_run(config, data, pretrained=False), PhaseClock(torch.device("cpu"))
         assert len(run.info.categories) == classes
+        damp(run.model.backbone)
         with closing(training_batches(run, data, steps=(0, 2))) as batches:
             for _ in range(2):
                 result = compute_gradients(run, batches, clock)
@@ -70,6 +72,13 @@ def start(name: str) -> None:
             (results,) = predict_dataset(run.model, val, data.classes, config.data.test_size).values()
             metrics = evaluate(val.ground_truth(), results, protocol=config.eval.protocol).values
             assert ("APr" in metrics) == (table == "table2")
+
+
+def damp(backbone: nn.Module) -> None:
+    """Random weights behind frozen norm layers grow from block to block; after 33 blocks gradients are not finite."""
+    for name, module in backbone.named_modules():
+        if name.endswith("conv3"):
+            module.norm.weight.fill_(0.2)
 
 
 @pytest.mark.parametrize("name", FAST)

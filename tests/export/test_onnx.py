@@ -1,6 +1,7 @@
 """Exported files predict what the segmenters predict, for any batch and size, and say how to use them."""
 
 import json
+import logging
 from dataclasses import replace
 
 import numpy as np
@@ -107,3 +108,11 @@ def large_proto():
     proto = onnx.ModelProto()
     proto.doc_string = "x" * 2000
     return proto
+
+
+def test_logs_of_the_exporter_are_not_shown():
+    optimizer = logging.getLogger("onnxscript.optimizer")
+    before = optimizer.getEffectiveLevel()
+    with onnx_file._quiet():
+        assert not optimizer.isEnabledFor(logging.WARNING)
+    assert optimizer.getEffectiveLevel() == before

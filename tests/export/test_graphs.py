@@ -7,11 +7,12 @@ import torch.nn.functional as F
 from helpers.exported import assert_same
 from helpers.small_segmenters import SILENT, SMALL, drawn, small
 from uniquery.errors import UserError
-from uniquery.export.graphs import build_graph
+from uniquery.export.graphs import MaskFrame, build_graph
 from uniquery.export.pasting import paste_outputs
 from uniquery.export.selection import boxes_of_masks, select_best, suppress, take
 from uniquery.layers.deformable_attention import deformable_sum
 from uniquery.layers.deformable_sampling import sum_by_grid_sample
+from uniquery.masks import rle
 from uniquery.masks.suppression import matrix_nms, nms
 from uniquery.segmenters.sparseinst import pooling_matrix
 
@@ -122,3 +123,16 @@ class TestOperators:
         x = torch.randn(1, 1, cells, generator=torch.Generator().manual_seed(0))
         expected = F.adaptive_avg_pool1d(x, size)
         torch.testing.assert_close(x @ pooling_matrix(cells, size, x).T, expected)
+
+
+def test_masks_that_are_certain():
+    """Probabilities of exactly 0 and 1, as a trained model gives them."""
+    frame = MaskFrame("image", 4, 1.5, "logits", boxes_from_masks=True, scores_from_masks=True)
+    masks = torch.zeros(1, 1, 8, 8)
+    masks[..., 2:5, 3:6] = 1
+    outputs = (torch.tensor([[0.8]]), torch.tensor([[1]]), torch.zeros(1, 1, 4), masks)
+    (found,) = paste_outputs(outputs, 0, frame, (32, 32), (32, 32), 0.5)
+    assert found.scores.item() == pytest.approx(0.8, abs=1e-2)
+    inside = torch.from_numpy(rle.decode(found.rles[0])).bool()
+    assert inside[10:18, 14:22].all()  # between the cells that are certain
+    assert inside.sum() <= 12**2

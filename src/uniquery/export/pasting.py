@@ -13,6 +13,8 @@ from uniquery.masks.dct import paste_masks
 from uniquery.masks.paste import encode_masks, encode_scored_masks, resize_matrix, rle_boxes, scale_boxes
 from uniquery.structures import Instances
 
+_FINITE_LOGITS = (1e-30, 1 - 2**-24)  # the probabilities next to 0 and 1: those have no finite logit
+
 
 def paste_outputs(
     outputs: InstanceTensors,
@@ -42,9 +44,9 @@ def paste_outputs(
     rows, columns = (_matrix(n, frame, v, s) for n, v, s in zip(masks.shape[1:], valid, size, strict=True))
     if frame.scores_from_masks:
         scores = scores / _mean_inside(masks, mask_threshold)
-        rles, mask_scores = encode_scored_masks(
-            masks.logit(), rows, columns, math.log(mask_threshold / (1 - mask_threshold))
-        )
+        logits = masks.double().clamp(*_FINITE_LOGITS).logit().float()
+        threshold = math.log(mask_threshold / (1 - mask_threshold))
+        rles, mask_scores = encode_scored_masks(logits, rows, columns, threshold)
         scores = scores * mask_scores
     else:
         rles = encode_masks(masks, rows, columns, mask_threshold)

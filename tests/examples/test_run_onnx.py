@@ -25,14 +25,14 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def check(name, folder):
+def check(name, folder, width, height):
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")
     segmenter, content = small_onnx(name)
     model = Model(segmenter, info_of(segmenter))
     (folder / "model.onnx").write_bytes(content)
     pixels = np.random.default_rng(0).integers(0, 256, (80, 110, 3), dtype=np.uint8)
-    Image.fromarray(pixels).resize((330, 240), Image.Resampling.BICUBIC).save(folder / "image.png")
+    Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC).save(folder / "image.png")
     arguments = ["--score", "0.0", "--json", folder / "out.json", "--output", folder / "out.png"]
     command = [sys.executable, "-c", WITHOUT_TORCH, EXAMPLE, folder / "model.onnx", folder / "image.png", *arguments]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
@@ -41,7 +41,7 @@ def check(name, folder):
     native = native[torch.tensor([rle.area(mask) > 0 for mask in native.rles])]
     ours = json.loads((folder / "out.json").read_text())
     assert len(done.stdout.splitlines()) == len(ours) == len(native) > 0
-    assert Image.open(folder / "out.png").size == (330, 240)
+    assert Image.open(folder / "out.png").size == (width, height)
     return native, ours
 
 
@@ -53,16 +53,17 @@ def compare(native, ours):
         sorted(one["score"] for one in ours), sorted(native.scores.tolist()), atol=5e-3
     )  # pillow rounds resized pixels differently from torch, by one
     best, mask = ours[0], rle.decode(native.rles[0]) > 0
-    drawn = rle.decode(rle.from_segmentation(best["mask"], 240, 330)) > 0
+    drawn = rle.decode(rle.from_segmentation(best["mask"], *native.size)) > 0
     assert (drawn & mask).sum() >= 0.97 * (drawn | mask).sum()
     np.testing.assert_allclose(best["box"], native.boxes[0].tolist(), atol=2.0)
 
 
 def test_the_example_needs_no_torch_and_finds_the_same(tmp_path):
-    compare(*check("sparseinst", tmp_path))
+    compare(*check("sparseinst", tmp_path, 330, 240))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "sparseinst"])
 def test_the_example_runs_every_segmenter(name, tmp_path):
-    compare(*check(name, tmp_path))
+    """At the size of the model: scores of untrained classes are so close that a rounded pixel can swap two of them."""
+    compare(*check(name, tmp_path, 88, 64))

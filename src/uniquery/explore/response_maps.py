@@ -78,7 +78,7 @@ class ResponseMaps:
         self.run, self.data = run, data
         self.size = 0
         self._maps: dict[int, ResponseMap] = {}
-        self._order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0)).tolist()
+        self._order: list[int] = torch.randperm(len(data), generator=torch.Generator().manual_seed(0)).tolist()
         self._next, self._model_version = 0, -1
         self._order_lock = Lock()
 

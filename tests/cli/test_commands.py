@@ -561,7 +561,7 @@ def test_the_demo(tmp_path, monkeypatch, capsys):
         "train={steps: 2, batch_size: 4, eval_every: 2, save_every: 2, log_every: 1}",
         "backbone={name: tiny, weights: random}",
         "data.workers=0",
-        "data.augment.2.size=64",
+        "data.augment=[{op: scale_jitter, range: [0.9, 1.5], size: 64}]",
         "data.test_size={short: 64, longest: 64}",
     ]
     command = ["demo", "--data", str(tmp_path / "scenes"), "--output", str(tmp_path / "runs")]

@@ -37,8 +37,8 @@ def equal(a: Sample, b: Sample) -> bool:
     return all(_equal(getattr(a, field.name), getattr(b, field.name)) for field in fields(Sample))
 
 
-def _equal(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is b if a is None or b is None else torch.equal(a, b)
+def _equal(a: Tensor | bool | None, b: Tensor | bool | None) -> bool:
+    return torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else a is b
 
 
 def white(height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -48,12 +48,11 @@ data:
   augment:
     - {op: flip, p: 0.5}
     - {op: flip, p: 0.5, axis: vertical}
-    - {op: scale_jitter, range: [0.9, 1.5], size: 192}
   test_size: {short: 192, longest: 192}
   workers: 1
 optim: {name: adamw, lr: 2.0e-3, weight_decay: 0.01, norm_weight_decay: 0.0, backbone_lr_factor: 0.3, clip_norm: 10.0}
 schedule: {name: polynomial, power: 0.9, warmup_steps: 50}
-train: {steps: 360, batch_size: 8, ema: 0.98, eval_every: 180, save_every: 180, log_every: 20}
+train: {steps: 440, batch_size: 4, ema: 0.98, eval_every: 220, save_every: 220, log_every: 20}
 """,
     "scenes/solov2_lite0": """
 name: scenes_solov2

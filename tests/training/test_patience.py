@@ -30,9 +30,9 @@ def scores(monkeypatch):
     real = validation._score
 
     def scored(run, val, results):
-        metrics = real(run, val, results)
+        metrics, not_scored = real(run, val, results)
         metrics.values["AP"] = values[run.step - 1]
-        return metrics
+        return metrics, not_scored
 
     monkeypatch.setattr(validation, "_score", scored)
     return values

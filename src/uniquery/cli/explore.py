@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,6 @@ def run(args: argparse.Namespace) -> None:
         print_warning(warning)
     count = len(exploration.runs)
     print(f"{len(exploration.data)} images, {count} run{'s' * (count != 1)}. Press Ctrl+C to stop.")
-    try:
+    with suppress(KeyboardInterrupt):  # how a server is meant to end
         serve(exploration, args.port, lambda address: print(f"Open {address} in a browser.", flush=True))
-    except KeyboardInterrupt:  # how a server is meant to end
-        print("Stopped.")
+    print("Stopped.")

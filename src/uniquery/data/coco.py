@@ -241,6 +241,7 @@ class CocoData:
         ids = self.annotation_ids[self.starts[index] : self.starts[index + 1]].tolist()
         return f"image {int(self.image_ids[index])}, {f'annotation {ids[0]}' if ids else 'no annotations'}"
 
+    # `Dataset` has the argument; here all annotations are in the json, which was read.
     def ground_truth(self, on_unreadable: Callable[[str], object] | None = None) -> GroundTruth:  # noqa: ARG002
         """The annotations of these images and classes as COCO tables; metrics are the same as with the json."""
         ids, sizes = self.image_ids.tolist(), self.sizes.tolist()

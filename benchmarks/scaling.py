@@ -3,7 +3,8 @@
     python benchmarks/scaling.py [--model condinst --axis instances]
 
 A segmenter with its own heads and losses on a small random backbone, so that what grows is not hidden behind a large
-network. Each point runs in a fresh process, which gives its peak memory. An exponent is the slope of a line through all
+network. Each point runs in a fresh process, which gives its peak memory, on one thread. Its processor time counts: it hardly
+depends on what else the machine does. An exponent is the slope of a line through all
 points in log-log; beside it is the slope between the last two points, which shows growth that a constant part hides at
 the beginning. Image sides count as pixels. Prints a table in Markdown.
 """
@@ -15,6 +16,7 @@ import json
 import math
 import multiprocessing
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from measure import peak_gb, seconds
+from measure import peak_gb
 from uniquery.backbones import BackboneConfig, build_backbone
 from uniquery.masks.geometry import mask_boxes
 from uniquery.querying import InstancePixels, InterSceneSettings, UniqueQuerying
@@ -100,16 +102,23 @@ def fill_memory(objective: UniqueQuerying, images: Images, point: Point) -> None
 
 
 def measure(model: str, point: Point, repeats: int) -> tuple[float, float]:
-    """Of a fresh process: seconds of a step, and its peak memory in GB, above what the imports take."""
+    """Of a fresh process: processor seconds of a step, and its peak memory in GB, above what the imports take."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_measure, (model, point, repeats))
 
 
 def _measure(model: str, point: Point, repeats: int) -> tuple[float, float]:
+    torch.set_num_threads(1)
     before = peak_gb()
     step = training_step(model, point)
     step()
-    return statistics.median(seconds(step) for _ in range(repeats)), peak_gb() - before
+    return statistics.median(cpu_seconds(step) for _ in range(repeats)), peak_gb() - before
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
 
 
 def exponents(sizes: list[int], values: list[float]) -> tuple[float, float]:
@@ -155,7 +164,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
-    print("| segmenter | grows | seconds a step | exponent | peak memory, GB | exponent |")
+    print("| segmenter | grows | processor seconds a step | exponent | peak memory, GB | exponent |")
     print("| --- | --- | --- | --- | --- | --- |")
     figures: dict[str, dict[str, dict[str, list[float]]]] = {}
     for model in args.model or SEGMENTERS:

@@ -106,6 +106,51 @@ optim: {name: adamw, lr: 2.0e-3, weight_decay: 0.01, norm_weight_decay: 0.0, bac
 schedule: {name: polynomial, power: 0.9, warmup_steps: 50}
 train: {steps: 1500, batch_size: 8, ema: 0.99, eval_every: 500, save_every: 500, log_every: 20}
 """,
+    "voc/condinst_lite0": """
+name: voc_condinst
+model:
+  name: condinst
+  channels: 64
+  head_convs: 2
+  mask_channels: 32
+  mask_convs: 2
+  mask_norm: group
+  levels: 4
+  max_queries: 200
+backbone: {name: efficientnet_lite0, weights: imagenet, norm: frozen, frozen_stages: 1}
+data:
+  augment:
+    - {op: flip, p: 0.5}
+    - {op: scale_jitter, range: [0.8, 1.25], size: 192}
+  test_size: {short: 192, longest: 192}
+  workers: 0
+optim: {name: adamw, lr: 1.0e-3, weight_decay: 0.01, norm_weight_decay: 0.0, backbone_lr_factor: 0.3, clip_norm: 10.0}
+schedule: {name: polynomial, power: 0.9, warmup_steps: 50}
+train: {steps: 3200, batch_size: 8, ema: 0.99, eval_every: 800, save_every: 400, log_every: 100}
+""",
+    "voc/mask2former_lite0": """
+name: voc_mask2former
+model:
+  name: mask2former
+  queries: 40
+  channels: 96
+  heads: 4
+  encoder_layers: 2
+  encoder_width: 256
+  decoder_layers: 6
+  decoder_width: 256
+  points: 1024
+backbone: {name: efficientnet_lite0, weights: imagenet, norm: frozen, frozen_stages: 1}
+data:
+  augment:
+    - {op: flip, p: 0.5}
+    - {op: scale_jitter, range: [0.8, 1.25], size: 192}
+  test_size: {short: 192, longest: 192}
+  workers: 0
+optim: {name: adamw, lr: 5.0e-4, weight_decay: 0.05, norm_weight_decay: 0.0, backbone_lr_factor: 0.3, clip_norm: 5.0}
+schedule: {name: polynomial, power: 0.9, warmup_steps: 100}
+train: {steps: 3200, batch_size: 8, ema: 0.99, eval_every: 800, save_every: 400, log_every: 100}
+""",
     "voc/solov2_lite0": """
 name: voc_solov2
 model:

@@ -233,6 +233,15 @@ class PixelDecoder(nn.Module):
     def forward(self, features: dict[int, Tensor], sizes: Sizes) -> tuple[list[Tensor], Tensor]:
         """Stride → features, to maps (B, D, h, w) of strides 32, 16, 8, and the pixel embeddings (B, D, h, w)."""
         valid = {stride: valid_cells(sizes, stride, x) for stride, x in features.items()}
+        levels = self.attend(features, valid, sizes)
+        fine = self.lateral_norm(self.lateral(features[MASK_STRIDE]), valid[MASK_STRIDE])
+        fine += upsample(levels[-1], fine.shape[-2:], valid[LEVEL_STRIDES[-1]])
+        fine = self.merge(without_padding(fine, valid[MASK_STRIDE]))
+        fine = F.relu_(self.merge_norm(fine, valid[MASK_STRIDE]))
+        return levels, without_padding(self.embed(fine), valid[MASK_STRIDE])
+
+    def attend(self, features: dict[int, Tensor], valid: dict[int, Tensor | None], sizes: Sizes) -> list[Tensor]:
+        """The maps of strides 32, 16, 8, after deformable attention between all of their tokens."""
         maps = [
             norm(project(features[stride]), valid[stride])
             for stride, project, norm in zip(LEVEL_STRIDES, self.projections, self.norms, strict=True)
@@ -247,14 +256,10 @@ class PixelDecoder(nn.Module):
         inside = valid_tokens([valid[stride] for stride in LEVEL_STRIDES], maps)
         for layer in self.layers:
             tokens = layer(tokens, positions, centers, shapes, inside)
-        levels = [
+        return [
             x.mT.unflatten(2, shape)
             for x, shape in zip(tokens.split([h * w for h, w in shapes], dim=1), shapes, strict=True)
         ]
-        fine = self.lateral_norm(self.lateral(features[MASK_STRIDE]), valid[MASK_STRIDE])
-        fine = fine + upsample(levels[-1], fine.shape[-2:], valid[LEVEL_STRIDES[-1]])
-        fine = F.relu_(self.merge_norm(self.merge(without_padding(fine, valid[MASK_STRIDE])), valid[MASK_STRIDE]))
-        return levels, without_padding(self.embed(fine), valid[MASK_STRIDE])
 
 
 class MaskedDecoder(nn.Module):

@@ -5,8 +5,8 @@
 An R50 with random weights and a JPEG file of 800×480 pixels: reading, resizing, forward, masks at the size of the file,
 run lengths. The number of detections decides what the masks cost, and random scores are all about the same. So a
 constant is added to the class logits, chosen such that about 50 detections remain; Mask2Former and SOLQ have no score
-threshold and always give 100, and SparseInst's random scores are so alike that it gives all or none. Random masks spread
-over the whole image, which is the most expensive case.
+threshold and always give 100, and SparseInst's random scores are so alike that it gives 100 or none. Random masks
+spread over the whole image, which is the most expensive case.
 
 Mask2Former is compared with Hugging Face's processor, model and post-processing on the same weights, in turns; memory
 is that of a fresh process for each. Their post-processing thresholds masks at 384×384 pixels, so for equality the

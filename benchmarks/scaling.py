@@ -3,10 +3,10 @@
     python benchmarks/scaling.py [--model condinst --axis instances]
 
 A segmenter with its own heads and losses on a small random backbone, so that what grows is not hidden behind a large
-network. Each point runs in a fresh process, which gives its peak memory, on one thread. Its processor time counts: it hardly
-depends on what else the machine does. An exponent is the slope of a line through all
-points in log-log; beside it is the slope between the last two points, which shows growth that a constant part hides at
-the beginning. Image sides count as pixels. Prints a table in Markdown.
+network. Each point runs in a fresh process, which gives its peak memory, on one thread. Its processor time counts: it
+hardly depends on what else the machine does. Freed memory is kept, as in a training. An exponent is the slope of a line
+through all points in log-log; beside it is the slope between the last two points, which shows growth that a constant
+part hides at the beginning. Image sides count as pixels. Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import torch
 from measure import peak_gb
 from uniquery.backbones import BackboneConfig, build_backbone
 from uniquery.masks.geometry import mask_boxes
+from uniquery.parallel import keep_freed_memory
 from uniquery.querying import InstancePixels, InterSceneSettings, UniqueQuerying
 from uniquery.segmenters import SEGMENTERS
 from uniquery.structures import Images, Targets
@@ -109,6 +110,7 @@ def measure(model: str, point: Point, repeats: int) -> tuple[float, float]:
 
 def _measure(model: str, point: Point, repeats: int) -> tuple[float, float]:
     torch.set_num_threads(1)
+    keep_freed_memory(torch.device("cpu"))
     before = peak_gb()
     step = training_step(model, point)
     step()

@@ -1,3 +1,7 @@
+import ctypes
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -98,3 +102,39 @@ def test_cuda_without_an_index_is_the_gpu_of_the_local_rank(monkeypatch):
     for name in ("cuda", "auto"):
         assert choose_device(name) == torch.device("cuda:3")
     assert choose_device("cuda:1") == torch.device("cuda:1")
+
+
+_ALLOCATIONS = """
+import resource, torch
+from uniquery.parallel import keep_freed_memory
+keep_freed_memory(torch.device("{device}"))
+for step in range(30):
+    if step == 20:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(2**24)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="for glibc's allocator only"
+)
+class TestKeepFreedMemory:
+    PAGES = 10 * 2**26 // os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else 0
+
+    def page_faults(self, device, **variables):
+        code = _ALLOCATIONS.format(device=device)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment | variables, capture_output=True, text=True, check=True
+        )
+        return int(done.stdout)
+
+    def test_a_tensor_reuses_the_memory_of_the_one_before(self):
+        assert self.page_faults("cpu") < self.PAGES / 10
+
+    def test_without_it_the_system_clears_every_page_again(self):
+        assert self.page_faults("meta") > self.PAGES / 2
+
+    def test_environment_variables_are_obeyed(self):
+        assert self.page_faults("cpu", MALLOC_MMAP_THRESHOLD_="1000000") > self.PAGES / 2

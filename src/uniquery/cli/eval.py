@@ -109,7 +109,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from uniquery.parallel import choose_device
+    from uniquery.parallel import choose_device, keep_freed_memory
     from uniquery.training.model_and_data import open_model_and_data
 
     console = Console()
@@ -125,9 +125,9 @@ def run(args: argparse.Namespace) -> int:
     rule = read_rule(args)
     if args.pngs and not args.data:
         raise UserError("--pngs is the folder of --data: add --data ANNOTATIONS IMAGES.")
-    trained = open_model_and_data(
-        args.model, args.data, choose_device(args.device), pngs=args.pngs, needs_annotations=args.save is None
-    )
+    device = choose_device(args.device)
+    keep_freed_memory(device)
+    trained = open_model_and_data(args.model, args.data, device, pngs=args.pngs, needs_annotations=args.save is None)
     unreadable = UnreadableFiles(len(trained.data))
     if trained.is_panoptic:
         _evaluate_panoptic(console, args, trained, unreadable)

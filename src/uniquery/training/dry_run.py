@@ -18,7 +18,7 @@ from uniquery.data.dataset import Dataset, is_panoptic
 from uniquery.data.sampling import images_per_epoch
 from uniquery.errors import DataError
 from uniquery.evaluation.inference import forward_passes
-from uniquery.parallel import choose_device, get_world_size
+from uniquery.parallel import choose_device, get_world_size, keep_freed_memory
 from uniquery.querying.memory import PixelMemory
 from uniquery.training.batches import load_splits, training_batches, training_samples
 from uniquery.training.config import Config
@@ -103,7 +103,9 @@ def dry_run(config: Config, *, resume: Resume = False) -> Forecast:
     Raises:
         UserError: what would stop the run: configuration, data, weights or folder are wrong, or memory ran out.
     """
-    with process_group(choose_device(config.train.device)):
+    device = choose_device(config.train.device)
+    keep_freed_memory(device)
+    with process_group(device):
         should_resume(config, resume)
         data, val = load_splits(config)
         measured = measure_config(config, data, val, pretrained=True)

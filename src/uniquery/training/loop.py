@@ -14,7 +14,7 @@ from rich.progress import Progress
 from uniquery.data.batch import Batch
 from uniquery.data.dataset import Dataset
 from uniquery.errors import ConfigError, DataError
-from uniquery.parallel import any_rank, choose_device, get_rank, get_world_size
+from uniquery.parallel import any_rank, choose_device, get_rank, get_world_size, keep_freed_memory
 from uniquery.signals import StopRequest, stop_requests
 from uniquery.training.batches import data_checksums, explain_killed_workers, load_splits, training_batches
 from uniquery.training.checkpoint import Saver
@@ -51,7 +51,9 @@ def train(config: Config, *, resume: Resume = False, console: Console | None = N
         SystemExit: SIGTERM came, and the run is saved.
     """
     config = with_absolute_data(config)
-    with process_group(choose_device(config.train.device)):
+    device = choose_device(config.train.device)
+    keep_freed_memory(device)
+    with process_group(device):
         return _train(config, resume, Console(quiet=True) if get_rank() else console or Console())
 
 

@@ -123,8 +123,10 @@ class TrainConfig(Settings):
     steps: int | None = Field(None, gt=0, description="optimizer steps; or give epochs")
     batch_size: int = Field(16, gt=0, description="images per process and accumulation step, paired views included")
     accumulate: int = Field(1, gt=0, description="forwards per optimizer step")
-    precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="of forward and backward passes; weights and losses are float32"
+    precision: Literal["float32", "bfloat16", "auto"] = Field(
+        "float32",
+        description="of forward and backward passes, weights and losses are float32; auto: bfloat16 with a ResNet or "
+        "Swin on a CPU that has instructions for it",
     )
     ema: float | None = Field(
         None, gt=0, lt=1, description="decay of the EMA of the weights, which is then evaluated and saved; None: no EMA"

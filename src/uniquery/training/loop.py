@@ -25,6 +25,7 @@ from uniquery.training.log import MetricsLog, SilentLog, TrainLine
 from uniquery.training.optim import EMA
 from uniquery.training.out_of_memory import explain_out_of_memory
 from uniquery.training.phase_clock import PhaseClock
+from uniquery.training.precision import with_chosen_precision
 from uniquery.training.recovery import Savepoint, describe_step, non_finite_error, skipped_step_line
 from uniquery.training.resume import Resume, check_same_start, resume_run, should_resume
 from uniquery.training.run import TrainingRun, build_run, images_per_step
@@ -50,8 +51,8 @@ def train(config: Config, *, resume: Resume = False, console: Console | None = N
         KeyboardInterrupt: SIGINT came, and the run is saved.
         SystemExit: SIGTERM came, and the run is saved.
     """
-    config = with_absolute_data(config)
     device = choose_device(config.train.device)
+    config = with_chosen_precision(with_absolute_data(config), device)
     keep_freed_memory(device)
     with process_group(device):
         return _train(config, resume, Console(quiet=True) if get_rank() else console or Console())

@@ -22,6 +22,7 @@ from uniquery.training.checkpoint import TrainerState, add_prefix, strip_prefix
 from uniquery.training.config import Config, TrainConfig
 from uniquery.training.distributed import wrap_ddp
 from uniquery.training.optim import EMA, build_optimizer
+from uniquery.training.precision import with_chosen_precision
 from uniquery.training.run_folder import RunFolder
 from uniquery.weights.model_file import ModelInfo
 
@@ -136,8 +137,9 @@ class TrainingRun:
 
 def build_run(config: Config, data: Dataset, *, pretrained: bool = True) -> TrainingRun:
     """A run at its first step; `pretrained=False` if a checkpoint will replace all weights."""
+    device = choose_device(config.train.device)
+    config = with_chosen_precision(config, device)
     settings = config.train
-    device = choose_device(settings.device)
     categories, bit_depth = tuple(data.categories), config.data.bit_depth
     info = ModelInfo(config.model, config.backbone, categories, config.data.test_size, bit_depth=bit_depth)
     model = build_segmenter(config.model, config.backbone, len(data.categories), pretrained=pretrained).to(device)

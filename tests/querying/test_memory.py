@@ -35,6 +35,15 @@ def test_overflow_in_one_push(before):
     assert sorted(memory.read().image_ids.tolist()) == [6, 7, 8, 9]
 
 
+@pytest.mark.parametrize("capacity", [0, 4, 100])
+def test_newest_are_the_pixels_of_the_last_push(capacity):
+    memory = PixelMemory(capacity)
+    assert memory.newest() is None
+    for ids in ((1, 2), (3,), (4, 5, 6)):
+        memory.push(rows(*ids))
+        assert sorted(memory.newest().image_ids.tolist()) == list(ids)
+
+
 def test_capacity_zero_is_the_last_push():
     memory = PixelMemory(capacity=0)
     memory.push(rows(1, 2))

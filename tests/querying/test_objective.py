@@ -298,6 +298,19 @@ def test_statistics_are_of_matched_queries_of_all_images():
     assert (seen[0].target >= 0).all()
 
 
+def test_the_fresh_response_does_not_depend_on_old_pixels():
+    objective = UniqueQuerying(segmenter(), inter=InterSceneSettings(capacity=500))
+    for _ in range(2):
+        objective(*batch())
+    before = objective.statistics()
+    old = len(objective.memory) - len(objective.memory.newest())
+    objective.memory.read().embeddings[:old] *= 100
+    after = objective.statistics()
+    assert old > 0
+    assert after["fresh_response"] == before["fresh_response"]
+    assert after["cross_scene_response"] != before["cross_scene_response"]
+
+
 class TestSetPrediction:
     """A segmenter with several decoder layers, whose queries mostly own nothing."""
 

@@ -138,6 +138,14 @@ class PixelMemory:
         """
         return self._rows[: self._fill] if self._rows is not None else None
 
+    def newest(self) -> InstancePixels | None:
+        """The pixels of the last push that are still there; None before the first push."""
+        stored = self.read()
+        if stored is None or self.capacity == 0:
+            return stored
+        rows = (self._pushed_at[: self._fill] == self._pushes).nonzero().flatten()
+        return stored[rows.to(stored.image_ids.device)]
+
     def mean_age(self) -> float:
         """Mean number of pushes since the filled rows were written."""
         if not self._fill or self.capacity == 0:

@@ -255,22 +255,33 @@ class UniqueQuerying(nn.Module):
 
     @torch.no_grad()
     def statistics(self) -> dict[str, float]:
-        """For the log: fill and age of the memory, and how strongly matched queries of the last step fire on it."""
-        stored = self.memory.read()
-        if self._last_queries is None or stored is None or not len(stored):
+        """For the log: fill and age of the memory, and how strongly matched queries of the last step fire on it.
+
+        If the response to stored pixels falls and `fresh_response`, that to pixels of the same step, does not, then
+        queries and features have moved away from old embeddings together, and queries are no more unique than before.
+        """
+        stored, newest = self.memory.read(), self.memory.newest()
+        if self._last_queries is None or stored is None or newest is None or not len(stored):
             return {}
-        queries, ids = self._last_queries
-        matched = (queries.target >= 0).nonzero().flatten()
-        matched = matched[:: max(1, len(matched) // _LOGGED_QUERIES)]
-        pixels = stored[:: max(1, len(stored) // _LOGGED_PIXELS)]
-        pixels = replace(pixels, embeddings=pixels.embeddings.float())
-        response = self.segmenter.similarity(queries[matched], pixels).sigmoid()[pixels.of_other_images(ids[matched])]
+        response, fresh = self._responses(stored), self._responses(newest)
         return {
             "memory_fill": float(len(self.memory)),
             "memory_age": self.memory.mean_age(),
             "cross_scene_response": response.mean().item() if len(response) else 0.0,
+            "fresh_response": fresh.mean().item() if len(fresh) else 0.0,
             "hard_negatives": (response > 0.5).float().mean().item() if len(response) else 0.0,
         }
+
+    def _responses(self, pixels: InstancePixels) -> Tensor:
+        """(n,) probabilities of matched queries of the last step on pixels of other images, of some of both."""
+        assert self._last_queries is not None
+        queries, ids = self._last_queries
+        matched = (queries.target >= 0).nonzero().flatten()
+        matched = matched[:: max(1, len(matched) // _LOGGED_QUERIES)]
+        pixels = pixels[:: max(1, len(pixels) // _LOGGED_PIXELS)]
+        pixels = replace(pixels, embeddings=pixels.embeddings.float())
+        logits: Tensor = self.segmenter.similarity(queries[matched], pixels)
+        return logits.sigmoid()[pixels.of_other_images(ids[matched])]
 
     def algorithm_state(self) -> dict[str, Tensor]:
         """State of the method besides the segmenter's weights, for a training checkpoint."""

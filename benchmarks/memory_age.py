@@ -1,0 +1,66 @@
+"""How strongly the queries of a run fire on the pixels of its memory, by their age, and on pixels embedded now.
+
+    python benchmarks/memory_age.py runs/NAME [runs/OTHER]
+
+If L_inter made queries unique, they would respond to all pixels of other images alike. A response that falls with the
+age of a pixel means that embeddings have moved on, queries and features together, and that old pixels no longer match.
+Queries are those of the run's validation images that own an instance. Prints a table in Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from uniquery.evaluation.diagnose import ProbedImage, cross_scene_response, probe_images
+from uniquery.querying import InstancePixels
+from uniquery.training.checkpoint import load_trainer_state
+from uniquery.training.model_and_data import open_model_and_data
+from uniquery.training.run_folder import RunFolder
+
+AGES = [0, 10, 40, 80, 1_000_000]  # in forwards
+MEMORY = "algorithm/memory/"
+
+
+def measure(run: Path, count: int) -> list[float | None]:
+    """The response to stored pixels of each age, and to pixels of the validation images, embedded now."""
+    trained = open_model_and_data(RunFolder(run).last, None, torch.device("cpu"))
+    data, size = trained.data, trained.info.test_size
+    indices = range(0, len(data), max(1, len(data) // count))[:count]
+    images = probe_images(trained.model, data, size.short, size.longest, indices)
+    state = load_trainer_state(RunFolder(run).last).tensors
+    stored = InstancePixels(**{f.name: state[MEMORY + f.name] for f in fields(InstancePixels)})
+    age = state[MEMORY + "pushed_at"].max() - state[MEMORY + "pushed_at"]
+    groups = [stored[((low <= age) & (age < high)).nonzero().flatten()] for low, high in pairwise(AGES)]
+    now = cross_scene_response(trained.model, images)
+    return [*(mean_response(trained.model, images, pixels) for pixels in groups), now.mean if now else None]
+
+
+@torch.inference_mode()
+def mean_response(model: Any, images: list[ProbedImage], pixels: InstancePixels) -> float | None:
+    if not len(pixels):
+        return None
+    queries = [image.queries for image in images if len(image.queries)]
+    return torch.cat([model.similarity(each, pixels).sigmoid().flatten() for each in queries]).mean().item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, help="trained with querying.inter, with a memory")
+    parser.add_argument("--images", type=int, default=48, help="validation images")
+    args = parser.parse_args()
+    ages = [f"{low} to {high} forwards old" for low, high in pairwise(AGES[:-1])]
+    print("|", " | ".join(["run", *ages, f"{AGES[-2]} or more", "embedded now"]), "|")
+    print("|", " | ".join(["---"] * (len(AGES) + 1)), "|")
+    for run in args.runs:
+        cells = ["–" if value is None else f"{value:.3f}" for value in measure(run, args.images)]
+        print("|", " | ".join([run.name, *cells]), "|", flush=True)
+
+
+if __name__ == "__main__":
+    main()

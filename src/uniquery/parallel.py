@@ -56,7 +56,7 @@ def keep_freed_memory(device: torch.device) -> None:
     """Lets this process keep the memory of freed tensors, for the next step, if it computes on a CPU.
 
     By default glibc gives tensors of more than 32 MB back at once, and the system clears each of their pages when the
-    next step takes them again: a sixth of the time of a step on large images. Environment variables of glibc that say
+    next step takes them again: a quarter of the time of a step on large images. Environment variables of glibc that say
     what to do are obeyed; another C library has its own way.
     """
     if device.type != "cpu" or sys.platform != "linux" or any(name in os.environ for name in _MALLOC_VARIABLES):

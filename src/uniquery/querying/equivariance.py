@@ -33,7 +33,6 @@ class EquivarianceSettings(RandomTransform):
     blend: bool = Field(
         False, description="replace the share `weight` of the mask loss of paired views by L_equi, instead of adding it"
     )
-
     channel_pairs: bool = Field(
         False, description="a flip also exchanges channels 2k and 2k + 1 of g(f(I)): a channel may tell left from right"
     )

@@ -10,6 +10,7 @@ Queries are those of the run's validation images that own an instance. Prints a 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-from uniquery.evaluation.diagnose import ProbedImage, cross_scene_response, probe_images
+from uniquery.evaluation.diagnose import ProbedImage, diagnose
 from uniquery.querying import InstancePixels
 from uniquery.training.checkpoint import load_trainer_state
 from uniquery.training.model_and_data import open_model_and_data
@@ -30,19 +31,17 @@ MEMORY = "algorithm/memory/"
 def measure(run: Path, count: int) -> list[float | None]:
     """The response to stored pixels of each age, and to pixels of the validation images, embedded now."""
     trained = open_model_and_data(RunFolder(run).last, None, torch.device("cpu"))
-    data, size = trained.data, trained.info.test_size
-    indices = range(0, len(data), max(1, len(data) // count))[:count]
-    images = probe_images(trained.model, data, size.short, size.longest, indices)
+    diagnosis = diagnose(trained.model, trained.data, trained.info.test_size, count)
     state = load_trainer_state(RunFolder(run).last).tensors
     stored = InstancePixels(**{f.name: state[MEMORY + f.name] for f in fields(InstancePixels)})
     age = state[MEMORY + "pushed_at"].max() - state[MEMORY + "pushed_at"]
     groups = [stored[((low <= age) & (age < high)).nonzero().flatten()] for low, high in pairwise(AGES)]
-    now = cross_scene_response(trained.model, images)
-    return [*(mean_response(trained.model, images, pixels) for pixels in groups), now.mean if now else None]
+    now = diagnosis.cross_scene
+    return [*(mean_response(trained.model, diagnosis.images, pixels) for pixels in groups), now.mean if now else None]
 
 
 @torch.inference_mode()
-def mean_response(model: Any, images: list[ProbedImage], pixels: InstancePixels) -> float | None:
+def mean_response(model: Any, images: Sequence[ProbedImage], pixels: InstancePixels) -> float | None:
     if not len(pixels):
         return None
     queries = [image.queries for image in images if len(image.queries)]

@@ -9,13 +9,14 @@ import torch
 from uniquery.training.config import Config
 
 _INSTRUCTIONS = {"avx512_bf16", "amx_bf16"}
-_FASTER_IN_BFLOAT16 = ("resnet", "swin")  # the depthwise convolutions of EfficientNet-Lite are slower
+_FASTER_IN_BFLOAT16 = ("resnet", "swin")  # small models on EfficientNet-Lite are slower
 
 
 def with_chosen_precision(config: Config, device: torch.device) -> Config:
     """The same experiment, with bfloat16 or float32 instead of `auto`.
 
-    bfloat16 where it was measured to be faster: with a ResNet or a Swin, on a CPU that has instructions for it.
+    bfloat16 on a CPU that has instructions for it, with a ResNet, where it was measured to be faster, or a Swin, which is
+    assumed to be alike.
     """
     if config.train.precision != "auto":
         return config

@@ -15,8 +15,8 @@ _FASTER_IN_BFLOAT16 = ("resnet", "swin")  # small models on EfficientNet-Lite ar
 def with_chosen_precision(config: Config, device: torch.device) -> Config:
     """The same experiment, with bfloat16 or float32 instead of `auto`.
 
-    bfloat16 on a CPU that has instructions for it, with a ResNet, where it was measured to be faster, or a Swin, which is
-    assumed to be alike.
+    bfloat16 on a CPU that has instructions for it, with a ResNet, where it was measured to be faster, or a Swin, which
+    is assumed to be alike.
     """
     if config.train.precision != "auto":
         return config

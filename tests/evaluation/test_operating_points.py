@@ -72,8 +72,8 @@ def test_no_threshold_is_better(seed, precision):
         assert detections.instances == instances
         assert sorted(zip(detections.scores, detections.is_correct, strict=True)) == sorted(found)
         if found and instances:
-            chosen = choose_threshold(detections, Rule(precision), "x")
-            if chosen.warning is None:
+            chosen = choose_threshold(detections, Rule(precision))
+            if chosen.problem is None:
                 assert (chosen.point.found, chosen.point.kept) == naive_choice(found, instances, precision)
                 checked += 1
     assert checked
@@ -81,28 +81,27 @@ def test_no_threshold_is_better(seed, precision):
 
 def test_the_threshold_lies_between_two_scores():
     detections = ScoredDetections(np.array([0.9, 0.8, 0.8, 0.4]), np.array([True, True, True, False]), 4)
-    point = choose_threshold(detections, Rule(), "cell").point
+    point = choose_threshold(detections, Rule()).point
     assert point.threshold == pytest.approx(0.6)
     assert (point.precision, point.recall, point.f1) == (1, 0.75, pytest.approx(6 / 7))
-    assert choose_threshold(detections, Rule(0.75), "cell").point == point  # nothing more is found below
+    assert choose_threshold(detections, Rule(0.75)).point == point  # nothing more is found below
     last = ScoredDetections(detections.scores, np.array([True, True, False, True]), 4)
-    assert choose_threshold(last, Rule(0.75), "cell").point.threshold == 0.4  # the lowest score there is
+    assert choose_threshold(last, Rule(0.75)).point.threshold == 0.4  # the lowest score there is
 
 
 def test_equal_scores_are_kept_together():
     detections = ScoredDetections(np.array([0.9, 0.9]), np.array([True, False]), 1)
     assert [point.kept for point in detections.curve()] == [2]
-    assert "reaches no precision of 0.9: its threshold is that of the highest, 0.50" in (
-        choose_threshold(detections, Rule(0.9), "cell").warning
-    )
+    problem = choose_threshold(detections, Rule(0.9)).problem
+    assert problem == "no precision of 0.9, so the threshold is that of the highest precision"
 
 
 @pytest.mark.parametrize(("count", "instances", "missing"), [(2, 0, "instances"), (0, 3, "predictions")])
 def test_nothing_to_choose_from(count, instances, missing):
     detections = ScoredDetections(np.full(count, 0.7), np.zeros(count, dtype=bool), instances)
-    chosen = choose_threshold(detections, Rule(), "cell")
+    chosen = choose_threshold(detections, Rule())
     assert chosen.point.threshold == 0.5
-    assert chosen.warning == f"The class 'cell' has no {missing} in the validation data: its threshold is 0.5."
+    assert chosen.problem == f"no {missing} in the validation data, so the threshold is 0.5"
 
 
 def test_calibration_error_by_hand():
@@ -211,7 +210,9 @@ class TestCommand:
 
     def test_a_precision_that_is_not_reached_is_a_warning(self, copy, capsys):
         assert main(["eval", str(copy), "--choose-thresholds", "precision=1", "--workers", "0"]) == 0
-        assert "warning: The class '" in capsys.readouterr().err
+        warnings = capsys.readouterr().err.splitlines()
+        assert 0 < len(warnings) == len({line.rpartition(": ")[0] for line in warnings})  # one for each problem
+        assert all(line.startswith("warning: no ") for line in warnings)
 
     def test_a_model_without_thresholds_says_so(self, run, capsys):
         assert main(["weights", "show", str(run)]) == 0

@@ -59,8 +59,9 @@ def choose_thresholds(console: Console, args: argparse.Namespace, trained: Model
             progress=progress,
         )
     console.print(sweep_table(chosen.sweep), choosing.thresholds_table(chosen.points))
-    for sentence in chosen.warnings:
-        print_warning(sentence)
+    for problem, names in chosen.problems.items():
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        print_warning(f"{problem}: {', '.join(names[:5])}{more}.")
     file = store_thresholds(args.model, chosen.thresholds)
     console.print(
         f"Mask threshold {chosen.thresholds.mask} and score thresholds by {rule}, stored in {file}.", soft_wrap=True

@@ -35,13 +35,13 @@ class ChosenThresholds:
         thresholds: what the model file stores.
         points: by class name, precision and recall at the class's threshold.
         sweep: metrics by mask threshold.
-        warnings: classes for which the rule could not be followed, a sentence each.
+        problems: names of the classes for which the rule could not be followed, by what was done instead.
     """
 
     thresholds: Thresholds
     points: dict[str, OperatingPoint]
     sweep: dict[float, Metrics]
-    warnings: tuple[str, ...]
+    problems: dict[str, list[str]]
 
 
 def choose_thresholds(
@@ -70,14 +70,16 @@ def choose_thresholds(
     mask = max(mask_thresholds, key=lambda t: (sweep[t].score or 0.0, -abs(t - 0.5)))
     detections = read_scores(truth, results[mask], max_detections).classes
     empty = ScoredDetections(np.empty(0), np.empty(0, dtype=bool), 0)
-    points, warnings = {}, []
+    points: dict[str, OperatingPoint] = {}
+    problems: dict[str, list[str]] = {}
     for name, category_id in zip(classes, category_ids_by_name(classes, data), strict=True):
         of_class = empty if category_id is None else detections[category_id]
-        chosen = choose_threshold(of_class, rule, name)
+        chosen = choose_threshold(of_class, rule)
         points[name] = chosen.point
-        warnings += [chosen.warning] if chosen.warning else []
+        if chosen.problem:
+            problems.setdefault(chosen.problem, []).append(name)
     scores = tuple(point.threshold for point in points.values())
-    return ChosenThresholds(Thresholds(scores, mask, str(rule)), points, sweep, tuple(warnings))
+    return ChosenThresholds(Thresholds(scores, mask, str(rule)), points, sweep, problems)
 
 
 def thresholds_table(points: dict[str, OperatingPoint]) -> Table:

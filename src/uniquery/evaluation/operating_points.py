@@ -182,24 +182,24 @@ def _scored_detections(run: hotcoco.COCOeval, category_ids: Sequence[int]) -> di
 
 @dataclass(frozen=True)
 class ChosenThreshold:
-    """A point that was chosen for a class, and a sentence if the rule could not be followed."""
+    """A point that was chosen for a class, and what was done instead if the rule could not be followed."""
 
     point: OperatingPoint
-    warning: str | None = None
+    problem: str | None = None
 
 
-def choose_threshold(detections: ScoredDetections, rule: Rule, name: str) -> ChosenThreshold:
+def choose_threshold(detections: ScoredDetections, rule: Rule) -> ChosenThreshold:
     """The threshold of a class: in the middle between the last score that is kept and the first that is not.
 
     Where the rule cannot be followed, it is 0.5 without instances or detections, and that of the highest precision if
     the wanted one is not reached.
     """
     curve = detections.curve()
+    problem: str | None = None
     if not curve or not detections.instances:
         missing = "instances" if not detections.instances else "predictions"
-        sentence = f"The class '{name}' has no {missing} in the validation data: its threshold is {DEFAULT_SCORE}."
-        return ChosenThreshold(detections.at(DEFAULT_SCORE), sentence)
-    warning = None
+        problem = f"no {missing} in the validation data, so the threshold is {DEFAULT_SCORE}"
+        return ChosenThreshold(detections.at(DEFAULT_SCORE), problem)
     if rule.precision is None:
         best = max(curve, key=lambda point: (point.f1 or 0.0, point.threshold))
     else:
@@ -208,10 +208,7 @@ def choose_threshold(detections: ScoredDetections, rule: Rule, name: str) -> Cho
             best = max(reached, key=lambda point: (point.found, point.threshold))
         else:
             best = max(curve, key=lambda point: (point.precision or 0.0, point.found))
-            warning = (
-                f"The class '{name}' reaches no precision of {rule.precision:g}: its threshold is that of the highest, "
-                f"{best.precision:.2f}."
-            )
+            problem = f"no precision of {rule.precision:g}, so the threshold is that of the highest precision"
     below = detections.scores[detections.scores < best.threshold]
     threshold = (best.threshold + float(below.max())) / 2 if len(below) else best.threshold
-    return ChosenThreshold(detections.at(threshold), warning)
+    return ChosenThreshold(detections.at(threshold), problem)

@@ -49,7 +49,7 @@ class Difference:
     def verdict(self) -> str:
         """In words: "helps", "hurts", or "cannot tell" with how many more seeds would be needed."""
         if self.low is None or self.high is None:
-            return "cannot tell: one seed has no interval, run at least 3"
+            return "cannot tell: run at least 3 seeds"
         if self.low > 0:
             return "helps"
         if self.high < 0:

@@ -14,7 +14,7 @@ from uniquery.evaluation.tables import format_percent
 from uniquery.files import write_atomically
 from uniquery.report.charts import NUM_COLORS, Interval, Series, interval_chart, line_chart
 from uniquery.report.page import page_template, write_report
-from uniquery.report.scales import as_points
+from uniquery.report.scales import Points, as_points
 from uniquery.report.tables import duration, format_interval
 from uniquery.study.pictures import variant_pictures
 from uniquery.study.plan import PlannedRun, StudySettings
@@ -25,13 +25,15 @@ from uniquery.study.run import Failure
 def study_table(study: StudySettings, rows: Sequence[Row]) -> Table:
     """A row for each variant on each data set."""
     headline = rows[0].results[0].headline if rows else "AP"
-    table = Table("data", "variant", "seeds", headline, "difference (95 %, seeds)", "(95 %, images)", "verdict")
+    columns = {"data": "data"} if len({row.data for row in rows}) > 1 else {}
+    columns |= {"variant": "variant", "seeds": "seeds", "score": headline, "control": "compared with"}
+    columns |= {"difference": "difference (95 %, seeds)", "images": "(95 %, images)", "verdict": "verdict"}
     if any(variant.paper for variant in study.variants.values()):
-        table.add_column("paper")
+        columns["paper"] = "paper"
+    table = Table(*columns.values())
     for row in rows:
         cells = _cells(study, row)
-        names = ["data", "variant", "seeds", "score", "difference", "images", "verdict"]
-        table.add_row(*(cells[name] for name in names), *([cells["paper"]] if len(table.columns) > len(names) else []))
+        table.add_row(*(cells[name] for name in columns))
     return table
 
 
@@ -106,21 +108,34 @@ def _section(
         "name": name,
         "rows": [_cells(study, row) for row in rows],
         "intervals": interval_chart(intervals, title="Difference to the control, over seeds", x_label=headline),
-        "curves": line_chart(_curves(rows, headline), title=headline, x_label="image forwards", y_label="percent"),
+        "curves": line_chart(
+            variant_curves(rows, headline), title=headline, x_label="image forwards", y_label="percent"
+        ),
         "pictures": variant_pictures(rows, runs),
     }
 
 
-def _curves(rows: Sequence[Row], headline: str) -> list[Series]:
-    """The mean over seeds of each variant, and each seed behind it."""
+def variant_curves(rows: Sequence[Row], headline: str) -> list[Series]:
+    """The base, and from its end on the mean over seeds of each variant, with each seed behind it."""
     series = []
+    start = rows[0].start if rows else None
+    base = [(e.images, e.metrics.get(headline)) for e in start.evaluations] if start else []
+    if base:
+        series.append(Series("start", as_points(base), dashed=True))
     for color, row in enumerate(rows):
         curves = [[(e.images, e.metrics.get(headline)) for e in result.evaluations] for result in row.results]
-        series += [Series(row.variant, as_points(curve), color, background=True) for curve in curves if len(curves) > 1]
         points: dict[int, list[float]] = {}
         for images, value in (point for curve in curves for point in curve):
             if value is not None:
                 points.setdefault(images, []).append(value)
         means = [(images, statistics.fmean(values)) for images, values in sorted(points.items())]
-        series.append(Series(row.variant, as_points(means), color))
+        seeds = [Series(row.variant, _after(base, curve), color, background=True) for curve in curves]
+        series += seeds if len(seeds) > 1 else []
+        series.append(Series(row.variant, _after(base, means), color, dashed=color >= NUM_COLORS))
     return series
+
+
+def _after(base: Sequence[tuple[int, float | None]], curve: Sequence[tuple[int, float | None]]) -> Points:
+    """The points of a curve that continues from the end of another."""
+    forwards = base[-1][0] if base else 0
+    return as_points([*base[-1:], *((forwards + images, value) for images, value in curve)])

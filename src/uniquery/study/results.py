@@ -93,6 +93,7 @@ class Row:
         variant: name of the variant.
         control: the variant that it is compared with; None for a control without one.
         results: of its seeds, in order.
+        start: the result of the base that its runs start from, if there is one.
         difference: to the control over seeds; None for the control and without a shared seed.
         images: interval of the same difference by bootstrap over images, the mean over seeds.
     """
@@ -101,6 +102,7 @@ class Row:
     variant: str
     control: str | None
     results: tuple[RunResult, ...]
+    start: RunResult | None
     difference: Difference | None
     images: ImageInterval | None = None
 
@@ -130,8 +132,11 @@ class Row:
 def compare_runs(study: StudySettings, results: Sequence[RunResult]) -> list[Row]:
     """A row for each variant on each data set that has a result, compared with its control over seeds."""
     grouped: dict[tuple[str, str], dict[int, RunResult]] = {}
+    starts: dict[str, RunResult] = {}
     for result in results:
-        if result.variant is not None:
+        if result.variant is None:
+            starts[result.data] = result
+        else:
             grouped.setdefault((result.data, result.variant), {})[result.seed] = result
     rows = []
     for data in dict.fromkeys(data for data, _ in grouped):
@@ -142,7 +147,7 @@ def compare_runs(study: StudySettings, results: Sequence[RunResult]) -> list[Row
                 is_control = control == variant
                 difference = None if is_control else _difference(grouped.get((data, control), {}), by_seed)
                 ordered = tuple(by_seed[seed] for seed in sorted(by_seed))
-                rows.append(Row(data, variant, None if is_control else control, ordered, difference))
+                rows.append(Row(data, variant, None if is_control else control, ordered, starts.get(data), difference))
     return rows
 
 

@@ -1,0 +1,124 @@
+"""Writes the tables and curves of docs/evidence.md from the results of studies in benchmarks/results.
+
+    python benchmarks/evidence.py
+
+A folder of results holds study.yaml (the study as it was run), the result of each run, and study.json with the
+intervals over images, which need predictions that are not kept. `<!-- results: FOLDER -->` in the page says where the
+table of a folder belongs; variants after a colon limit it to these. `<!-- curves: FOLDER: VARIANTS -->` stands before
+the picture of their AP, with the base that they start from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import yaml
+
+from uniquery.report.charts import line_chart
+from uniquery.report.tables import format_interval
+from uniquery.study.page import variant_curves
+from uniquery.study.plan import StudySettings
+from uniquery.study.results import Row, RunResult, compare_runs, read_result
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "evidence.md"
+TABLE = re.compile(r"<!-- results: ([\w-]+)(?:: ([^>]+?))? -->\n+(?:\|.*\n)*")
+CURVES = re.compile(r"<!-- curves: ([\w-]+): ([^>]+?) -->\n+!\[[^]]*\]\(([^)]+)\)")
+COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2")
+STYLE = """text { font: 11px sans-serif; fill: #666; } .gridline { stroke: #ddd; } .axis { stroke: #999; }
+.line { fill: none; stroke-width: 2; stroke: var(--color); } .background { stroke-width: 1; opacity: 0.3; }
+.dashed { stroke-dasharray: 5 4; } .dot { fill: white; stroke: var(--color); }"""
+HEADER = [
+    "variant",
+    "seeds",
+    "AP",
+    "control",
+    "difference (95 %, seeds)",
+    "(95 %, images)",
+    "response on own",
+    "on others",
+]
+
+
+def main() -> None:
+    page = with_tables(PAGE.read_text(encoding="utf-8"))
+    PAGE.write_text(page, encoding="utf-8")
+    for folder, variants, picture in CURVES.findall(page):
+        (PAGE.parent / picture).write_text(_curves(_rows(RESULTS / folder, _names(variants))), encoding="utf-8")
+
+
+def with_tables(page: str) -> str:
+    """The page with every table made anew."""
+    return TABLE.sub(_marked_table, page)
+
+
+def _marked_table(match: re.Match[str]) -> str:
+    wanted = _names(match[2]) if match[2] else None
+    marker = match[0].split("\n", 1)[0]
+    return f"{marker}\n\n{_table(RESULTS / match[1], wanted)}\n"
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+def _rows(folder: Path, wanted: Sequence[str] | None) -> list[Row]:
+    study = StudySettings.model_validate(yaml.safe_load((folder / "study.yaml").read_text(encoding="utf-8")))
+    results = [result for file in sorted(folder.glob("*--seed*.json")) if (result := read_result(file))]
+    rows = [row for row in compare_runs(study, results) if wanted is None or row.variant in wanted]
+    missing = set(wanted or ()) - {row.variant for row in rows}
+    if missing:
+        raise SystemExit(f"error: {folder} has no results of {', '.join(sorted(missing))}.")
+    return rows
+
+
+def _table(folder: Path, wanted: Sequence[str] | None) -> str:
+    summary = json.loads((folder / "study.json").read_bytes())
+    over_images = {row["variant"]: row["images"] for row in summary["rows"]}
+    rows = [_cells(row, over_images.get(row.variant, "")) for row in _rows(folder, wanted)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [HEADER, ["---"] * len(HEADER), *rows])
+
+
+def _cells(row: Row, over_images: str) -> list[str]:
+    assert row.mean is not None
+    spread = f" ± {row.std:.1f}" if row.std is not None else ""
+    difference = row.difference
+    return [
+        row.variant,
+        str(len(row.results)),
+        f"{row.mean:.1f}{spread}",
+        row.control or "",
+        format_interval(difference.mean, difference.low, difference.high) if difference else "",
+        over_images,
+        _mean_response(row.results, "own"),
+        _mean_response(row.results, "mean"),
+    ]
+
+
+def _mean_response(results: Sequence[RunResult], key: str) -> str:
+    responses: list[dict[str, Any]] = [result.diagnosis["cross_scene"] for result in results]
+    return f"{100 * fmean(response[key] for response in responses):.1f} %"
+
+
+def _curves(rows: Sequence[Row]) -> str:
+    """A picture of AP over image forwards."""
+    series = variant_curves(rows, "AP")
+    figure = str(line_chart(series, title="", x_label="image forwards", y_label="mask AP on held-out images"))
+    plot = figure[figure.index("<svg") : figure.index("<ul")]
+    legend = [
+        f'<path class="line {one.css_class}" d="M530 {y}h18"/><text x="554" y="{y + 4}">{one.name}</text>'
+        for y, one in zip(range(30, 260, 18), (one for one in series if not one.background), strict=False)
+    ]
+    colors = " ".join(f".color{i} {{ --color: {color}; }}" for i, color in enumerate(COLORS))
+    outer = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 700 260" width="700" height="260">'
+    inner = plot.replace("<svg ", '<svg width="520" height="260" ', 1)
+    return f"{outer}<style>{STYLE} {colors}</style>{inner}{''.join(legend)}</svg>\n"
+
+
+if __name__ == "__main__":
+    main()

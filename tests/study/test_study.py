@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from helpers.small_runs import small_config
 from uniquery.cli import main
 from uniquery.errors import ConfigError, UserError
 from uniquery.report.runs import load_run
-from uniquery.study.page import write_page
+from uniquery.study.page import study_table, variant_curves, write_page
 from uniquery.study.plan import plan_runs, read_study, shipped_studies, slug, study_data
 from uniquery.study.results import RunResult, add_image_intervals, compare_runs, read_result, result_file
 from uniquery.study.run import is_done, run_study
@@ -259,7 +260,7 @@ class TestRun:
         assert resumed.evaluations == whole.evaluations
 
 
-def result(variant: str, seed: int, score: float) -> RunResult:
+def result(variant: str | None, seed: int, score: float) -> RunResult:
     return RunResult(
         data="d",
         variant=variant,
@@ -306,7 +307,24 @@ class TestComparison:
         assert rows[1].images is None
         write_page(study, rows, runs, tmp_path / "page.html")
         write_page(study, [], runs, tmp_path / "empty.html")
-        assert "cannot tell: one seed" in (tmp_path / "page.html").read_text()
+        assert "cannot tell: run at least 3 seeds" in (tmp_path / "page.html").read_text()
+
+    def test_curves_continue_where_their_base_ends(self, tmp_path, scenes):
+        study, _ = planned(tmp_path, scenes)
+        rows = compare_runs(study, [result(None, 0, 4.0), result("base", 0, 5.0), result("base", 1, 6.0)])
+        curves = variant_curves(rows, "AP")
+        assert [curve.name for curve in curves if not curve.background] == ["start", "base"]
+        assert [curve.points.tolist() for curve in curves] == [
+            [[8, 4.0]],
+            *([[8, 4.0], [16, score]] for score in (5.0, 6.0, 5.5)),  # each seed, and their mean
+        ]
+
+    def test_the_table_names_data_sets_only_where_there_are_several(self, tmp_path, scenes):
+        study, _ = planned(tmp_path, scenes)
+        rows = compare_runs(study, [result("base", 0, 5.0), result("wider jitter", 0, 6.0)])
+        other = [replace(row, data="other") for row in rows]
+        assert [column.header for column in study_table(study, rows).columns][:2] == ["variant", "seeds"]
+        assert [column.header for column in study_table(study, rows + other).columns][:2] == ["data", "variant"]
 
     def test_a_damaged_result(self, tmp_path, scenes):
         _, runs = planned(tmp_path, scenes)

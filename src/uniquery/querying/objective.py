@@ -241,10 +241,9 @@ class UniqueQuerying(nn.Module):
         """Eq. 8 or 6."""
         pixels = original.outputs.pixels
         if settings.target == "features":
-            pairs = settings.channel_pairs
-            return settings.weight * feature_equivariance(view.outputs.pixels, pixels, transforms, channel_pairs=pairs)
+            return settings.weight * feature_equivariance(view.outputs.pixels, pixels, transforms)
         queries = _matched(self.segmenter.queries(view.outputs, view.assignment))
-        loss = EquivarianceLoss(self.segmenter.decode, self.segmenter.mask_loss, settings.channel_pairs)(
+        loss = EquivarianceLoss(self.segmenter.decode, self.segmenter.mask_loss)(
             queries, view.targets, pixels, transforms
         )
         if settings.blend:

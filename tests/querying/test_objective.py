@@ -505,24 +505,3 @@ def test_background_enters_the_memory_with_no_class():
     stored = objective.memory.read()
     assert (stored.labels == -1).sum() == 2 * 50
     assert stored.image_ids[stored.labels == -1].unique().tolist() == [0, 1]
-
-
-def test_recentered_pixels_are_seen_as_if_pasted_onto_the_query_s_place():
-    model, (images, targets) = segmenter(), batch()
-    settings = InterSceneSettings(recentered=True, relative=True)
-    objective = UniqueQuerying(model, settings)
-    loss = objective(images, targets)["loss_inter"].item()
-    stored = objective.memory.read()
-    outputs = model(images)
-    queries = model.queries(outputs, model.assign(outputs, targets))
-    means = []
-    for i in range(len(queries)):
-        query = queries[i : i + 1]
-        pasted = replace(stored, locations=stored.locations + query.locations)  # stored ones are relative to a center
-        logits = model.similarity(query, pasted)[0][stored.image_ids != targets[int(query.image)].image_id]
-        mask = targets[int(query.image)].masks[int(query.target), 4::8, 4::8]
-        own = model.decode(query, outputs.pixels)[0][mask].mean()
-        means.append(settings.loss.of_logits(logits - own).mean().item())
-    assert loss == pytest.approx(sum(means) / len(means), rel=1e-5)
-    plain = UniqueQuerying(model, InterSceneSettings(relative=True))(images, targets)["loss_inter"].item()
-    assert abs(plain - loss) > 3e-4 * loss

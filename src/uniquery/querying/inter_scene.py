@@ -52,11 +52,6 @@ class InterSceneSettings(Settings):
     relative: bool = Field(
         False, description="compare with the query's mean logit on its own instance: x = s' − s⁺; matched queries only"
     )
-    recentered: bool = Field(
-        False,
-        description="stored pixels are seen from the center of their own instance, as if pasted onto the query's "
-        "place; for queries that have one, as CondInst's",
-    )
     live: bool = Field(
         False, description="negatives are the other images of the forward, and gradients reach their features too"
     )

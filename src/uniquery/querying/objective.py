@@ -127,8 +127,9 @@ class UniqueQuerying(nn.Module):
             pixels = one_pass.outputs.pixels
             generators = self._image_generators(_PIXELS, one_pass.targets, pixels.embeddings.device, index)
             sizes = one_pass.sizes if settings.sampling.background else None
-            how = {"recentered": settings.recentered, "detach": not settings.live}
-            per_pass.append(sample_pixels(pixels, one_pass.targets, settings.sampling, generators, sizes, **how))
+            per_pass.append(
+                sample_pixels(pixels, one_pass.targets, settings.sampling, generators, sizes, detach=not settings.live)
+            )
         return InstancePixels.cat(per_pass)
 
     def _sampled_pixels(self, settings: InterSceneSettings, passes: Sequence[_Pass]) -> InstancePixels:
@@ -154,11 +155,9 @@ class UniqueQuerying(nn.Module):
             kept = self._random_indices(len(queries), settings.max_queries, _QUERIES, get_rank())
             queries = queries[kept.to(queries.image.device)]
         ids = torch.tensor([t.image_id for t in targets], device=queries.image.device)[queries.image]
+        self._last_queries = queries.detach(), ids
         excluded = _labels(queries, targets) if settings.negatives == "other_class" else None
         offsets = self._own_logits(queries, passes) if settings.relative else None
-        if settings.recentered:
-            queries = queries.at_origin()
-        self._last_queries = queries.detach(), ids
         if settings.live:
             assert stored is not None
             return self._live_loss(settings, queries, ids, stored, excluded, offsets)

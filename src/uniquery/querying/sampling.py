@@ -107,7 +107,6 @@ def sample_pixels(
     generator: Generators = None,
     background_in: Sequence[tuple[int, int]] | None = None,
     *,
-    recentered: bool = False,
     detach: bool = True,
 ) -> InstancePixels:
     """The sampled instance pixels of a batch; none from padding or where `Targets.valid` is false.
@@ -119,7 +118,6 @@ def sample_pixels(
         generator: one for all images, or one each.
         background_in: valid (height, width) of each image, to sample its background like one more instance, with
             label −1; None: no background.
-        recentered: whether locations are relative to the mean of the cells of the pixel's instance.
         detach: whether gradients stop here.
 
     Raises:
@@ -145,9 +143,5 @@ def sample_pixels(
         instance, cell = sampler(owned, generator)
         image_ids = torch.full_like(cell, target.image_id)
         pixels = embeddings.flatten(1)[:, cell].T.float()
-        places = locations[cell]
-        if recentered:
-            centers = owned.to(locations.dtype) @ locations / owned.sum(1, keepdim=True).clamp(min=1)  # (K, 2)
-            places = places - centers[instance]
-        parts.append(InstancePixels(pixels, places, image_ids, labels[instance], things[instance]))
+        parts.append(InstancePixels(pixels, locations[cell], image_ids, labels[instance], things[instance]))
     return InstancePixels.cat(parts)

@@ -14,9 +14,7 @@ from uniquery.querying import (
     EquivarianceSettings,
     InterSceneLoss,
     InterSceneSettings,
-    PairLoss,
     PixelSampling,
-    Transform,
     UniqueQuerying,
     sample_pixels,
     view_of,
@@ -425,83 +423,3 @@ def test_other_class_asks_for_the_class_of_the_own_instance():
     queries = given["queries"]
     labels = [targets[i].labels[k].item() for i, k in zip(queries.image.tolist(), queries.target.tolist(), strict=True)]
     assert given["excluded_labels"].tolist() == labels
-
-
-def live_by_hand(settings, model, queries, ids, pixels, targets):
-    """Pair by pair, with the loss of a pair as a formula."""
-    total = 0.0
-    for i in range(len(queries)):
-        own = targets[queries.image[i]].labels[queries.target[i]]
-        losses = []
-        for k in range(len(pixels)):
-            if pixels.image_ids[k] == ids[i] or (settings.negatives == "other_class" and pixels.labels[k] == own):
-                continue
-            p = model.similarity(queries[i : i + 1], pixels[k : k + 1])[0, 0].double().sigmoid()
-            losses.append(-(1 - 0.1) * p**2.5 * torch.log(1 - p))
-        total += torch.stack(losses).mean() if losses else 0.0
-    return total / len(queries)
-
-
-@pytest.mark.parametrize("name", ["condinst", "solov2"])
-@pytest.mark.parametrize("negatives", ["all", "other_class"])
-def test_live_negatives_reach_the_features_of_the_other_image(name, negatives):
-    torch.manual_seed(0)
-    model = small(name).train()
-    settings = InterSceneSettings(live=True, negatives=negatives, max_queries=5, sampling={"count": 6})
-    objective = UniqueQuerying(model, settings)
-    images, targets = batch()
-    recorded = []
-    original = objective._live_loss
-    objective._live_loss = lambda *a: (recorded.append(a), original(*a))[1]
-    loss = objective(images, targets)["loss_inter"]
-    _, queries, ids, pixels, _, _ = recorded[0]
-    assert loss.item() == pytest.approx(live_by_hand(settings, model, queries, ids, pixels, targets).item(), rel=1e-4)
-    gradient = torch.autograd.grad(loss, pixels.embeddings, retain_graph=True)[0]
-    assert (gradient != 0).any(1).any()
-    assert len(objective.memory) == 0
-
-
-@pytest.mark.parametrize("name", ["focal", "cross_entropy", "l1", "l2"])
-def test_gradcheck_of_the_loss_of_logits(name):
-    torch.manual_seed(0)
-    x = (3 * torch.randn(4, 5, dtype=torch.float64)).requires_grad_()
-    assert torch.autograd.gradcheck(PairLoss(name=name).of_logits, x)
-
-
-def test_live_without_instances_has_a_gradient_for_every_parameter():
-    model = segmenter()
-    losses = UniqueQuerying(model, InterSceneSettings(live=True))(*batch((0, 0)))
-    sum(losses.values()).backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-def test_a_blend_of_weight_one_takes_the_view_s_mask_loss_away():
-    """With the identity as the view, L_equi is the view's own mask loss, so that nothing changes."""
-    torch.manual_seed(0)
-    loss = UniqueQuerying(segmenter(), equivariance=EquivarianceSettings(**IDENTITY, weight=1, blend=True))(*batch())
-    assert loss["loss_equi"].item() == pytest.approx(0, abs=1e-5)
-    model = segmenter()
-    flipped = {**IDENTITY, "flip": 1.0}
-    parts = {}
-    for blend in (False, True):
-        objective = UniqueQuerying(model, equivariance=EquivarianceSettings(**flipped, weight=0.5, blend=blend))
-        parts[blend] = objective(*batch())["loss_equi"].item()
-    images, targets = view_of(*batch(), [Transform(0, 0, *size, flip=True) for size in batch()[0].sizes])
-    outputs = model(images)
-    queries = model.queries(outputs, model.assign(outputs, targets))
-    own = model.mask_loss(model.decode(queries, outputs.pixels), queries, targets).item()
-    assert parts[True] == pytest.approx((parts[False] - 0.5 * own) / 2, rel=1e-4)
-
-
-@pytest.mark.parametrize("wrong", [{"weight": 2}, {"views": "extra"}, {"target": "features"}])
-def test_a_blend_that_cannot_be(wrong):
-    with pytest.raises(ValueError, match="blend needs"):
-        EquivarianceSettings(**{"weight": 0.5, "blend": True, **wrong})
-
-
-def test_background_enters_the_memory_with_no_class():
-    objective = UniqueQuerying(segmenter(), InterSceneSettings(sampling={"background": True}))
-    objective(*batch((2, 0)))
-    stored = objective.memory.read()
-    assert (stored.labels == -1).sum() == 2 * 50
-    assert stored.image_ids[stored.labels == -1].unique().tolist() == [0, 1]

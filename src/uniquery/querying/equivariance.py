@@ -30,16 +30,11 @@ class EquivarianceSettings(RandomTransform):
         "paired", description="paired: half of the batch are views, with the base loss too; extra: for L_equi only"
     )
     target: Literal["masks", "features"] = Field("masks", description="masks: Eq. 8; features: Eq. 6")
-    blend: bool = Field(
-        False, description="replace the share `weight` of the mask loss of paired views by L_equi, instead of adding it"
-    )
 
     @model_validator(mode="after")
     def _extra_views_have_a_loss(self) -> Self:
         if self.views == "extra" and not self.weight:
             raise ValueError("weight 0 leaves extra views without a loss: use paired views, or leave equivariance out")
-        if self.blend and not (self.views == "paired" and self.target == "masks" and self.weight <= 1):
-            raise ValueError("blend needs paired views, masks as the target, and a weight of at most 1")
         return self
 
 

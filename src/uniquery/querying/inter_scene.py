@@ -52,9 +52,6 @@ class InterSceneSettings(Settings):
     relative: bool = Field(
         False, description="compare with the query's mean logit on its own instance: x = s' − s⁺; matched queries only"
     )
-    live: bool = Field(
-        False, description="negatives are the other images of the forward, and gradients reach their features too"
-    )
     layers: Literal["last", "all"] = Field("last", description="decoder layers whose queries take part")
     gather: bool = Field(True, description="all processes share their pixels; false: a memory per process")
 

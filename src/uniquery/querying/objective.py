@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uniquery.parallel import all_gather_rows, get_rank, loss_normalizer
+from uniquery.parallel import all_gather_rows, get_rank
 from uniquery.querying.contract import QueriesT, Segmenter
 from uniquery.querying.equivariance import EquivarianceLoss, EquivarianceSettings, feature_equivariance, view_of
 from uniquery.querying.inter_scene import InterSceneLoss, InterSceneSettings
@@ -35,7 +35,6 @@ class _Pass:
     outputs: Any
     targets: Sequence[Targets]
     assignment: Any
-    sizes: tuple[tuple[int, int], ...]
 
 
 class UniqueQuerying(nn.Module):
@@ -96,16 +95,13 @@ class UniqueQuerying(nn.Module):
         with phase("forward"):
             outputs = self.segmenter(images)
         with phase("assign"):
-            return _Pass(outputs, targets, self.segmenter.assign(outputs, targets), images.sizes)
+            return _Pass(outputs, targets, self.segmenter.assign(outputs, targets))
 
     def _inter_scene(self, settings: InterSceneSettings, passes: Sequence[_Pass]) -> Tensor:
         """Eq. 5: push this step's pixels, then query the memory; pixels of a query's own image are left out."""
-        if settings.live:
-            stored: InstancePixels | None = self._pixels(settings, passes)
-        else:
-            if self.training:
-                self.memory.push(self._sampled_pixels(settings, passes))
-            stored = self._negatives(settings)
+        if self.training:
+            self.memory.push(self._sampled_pixels(settings, passes))
+        stored = self._negatives(settings)
         layers = zip(*(self._layer_queries(settings, one_pass) for one_pass in passes), strict=True)
         losses = [self._layer_loss(settings, _concatenated(queries, passes), passes, stored) for queries in layers]
         return settings.weight * self._ramp(settings) * torch.stack(losses).mean()
@@ -120,21 +116,13 @@ class UniqueQuerying(nn.Module):
             return self.segmenter.layer_queries(one_pass.outputs, one_pass.assignment)
         return [self.segmenter.queries(one_pass.outputs, one_pass.assignment)]
 
-    def _pixels(self, settings: InterSceneSettings, passes: Sequence[_Pass]) -> InstancePixels:
-        """Sampled pixels of this process's images and views."""
+    def _sampled_pixels(self, settings: InterSceneSettings, passes: Sequence[_Pass]) -> InstancePixels:
         per_pass = []
         for index, one_pass in enumerate(passes):
             pixels = one_pass.outputs.pixels
             generators = self._image_generators(_PIXELS, one_pass.targets, pixels.embeddings.device, index)
-            sizes = one_pass.sizes if settings.sampling.background else None
-            per_pass.append(
-                sample_pixels(pixels, one_pass.targets, settings.sampling, generators, sizes, detach=not settings.live)
-            )
-        return InstancePixels.cat(per_pass)
-
-    def _sampled_pixels(self, settings: InterSceneSettings, passes: Sequence[_Pass]) -> InstancePixels:
-        """What this step adds to the memory."""
-        sampled = self._pixels(settings, passes)
+            per_pass.append(sample_pixels(pixels, one_pass.targets, settings.sampling, generators))
+        sampled = InstancePixels.cat(per_pass)
         if settings.gather:
             names = [f.name for f in fields(sampled)]
             sampled = InstancePixels(*all_gather_rows([getattr(sampled, name) for name in names]))
@@ -156,43 +144,16 @@ class UniqueQuerying(nn.Module):
             queries = queries[kept.to(queries.image.device)]
         ids = torch.tensor([t.image_id for t in targets], device=queries.image.device)[queries.image]
         self._last_queries = queries.detach(), ids
-        excluded = _labels(queries, targets) if settings.negatives == "other_class" else None
-        offsets = self._own_logits(queries, passes) if settings.relative else None
-        if settings.live:
-            assert stored is not None
-            return self._live_loss(settings, queries, ids, stored, excluded, offsets)
         loss: Tensor = self.inter_loss(
             queries,
             ids,
             stored,
             self.segmenter.similarity,
             _stuff_labels(queries, targets),
-            excluded_labels=excluded,
-            offsets=offsets,
+            excluded_labels=_labels(queries, targets) if settings.negatives == "other_class" else None,
+            offsets=self._own_logits(queries, passes) if settings.relative else None,
         )
         return loss
-
-    def _live_loss(
-        self,
-        settings: InterSceneSettings,
-        queries: Any,
-        ids: Tensor,
-        pixels: InstancePixels,
-        excluded_labels: Tensor | None,
-        offsets: Tensor | None,
-    ) -> Tensor:
-        """Eq. 5 on the pixels of this forward, whose number is small: an ordinary graph, with their features in it."""
-        if not len(queries) or not len(pixels):
-            nothing: Tensor = queries.embeddings.sum() * 0
-            return nothing
-        logits = self.segmenter.similarity(queries, pixels).float()
-        logits = logits if offsets is None else logits - offsets[:, None]
-        negative = pixels.of_other_images(ids)
-        if excluded_labels is not None:
-            negative &= excluded_labels[:, None] != pixels.labels
-        losses = torch.where(negative, settings.loss.of_logits(logits), 0)
-        count = loss_normalizer(logits.new_tensor(len(queries)))
-        return (losses.sum(1) / negative.sum(1).clamp(min=1)).sum() / count
 
     def _own_logits(self, queries: Any, passes: Sequence[_Pass]) -> Tensor:
         """(Q,) s⁺: the mean logit of each matched query on the pixels of its own instance."""
@@ -242,14 +203,8 @@ class UniqueQuerying(nn.Module):
         if settings.target == "features":
             return settings.weight * feature_equivariance(view.outputs.pixels, pixels, transforms)
         queries = _matched(self.segmenter.queries(view.outputs, view.assignment))
-        loss = EquivarianceLoss(self.segmenter.decode, self.segmenter.mask_loss)(
-            queries, view.targets, pixels, transforms
-        )
-        if settings.blend:
-            own_logits = self.segmenter.decode(queries, view.outputs.pixels)
-            # Half of it: the base losses are means over images and views.
-            loss = (loss - self.segmenter.mask_loss(own_logits, queries, view.targets)) / 2
-        return settings.weight * loss
+        loss = EquivarianceLoss(self.segmenter.decode, self.segmenter.mask_loss)
+        return settings.weight * loss(queries, view.targets, pixels, transforms)
 
     @torch.no_grad()
     def statistics(self) -> dict[str, float]:

@@ -20,7 +20,6 @@ from uniquery.querying import (
     view_of,
 )
 from uniquery.querying.keyed_random import keyed_generator
-from uniquery.querying.sampling import instance_cells
 from uniquery.segmenters import build_segmenter, set_prediction
 from uniquery.segmenters.condinst import CondInstConfig
 from uniquery.structures import Images, Targets
@@ -369,57 +368,3 @@ def test_stuff_queries_are_to_fire_on_their_stuff():
         values.append(objective(images, [replace(t, things=things) for t in targets])["loss_inter"].item())
     assert values[0] == values[1]
     assert values[2] != values[0]
-
-
-@pytest.mark.parametrize(
-    ("settings", "shares"),
-    [
-        ({"start_step": 2}, [0, 0, 1, 1]),
-        ({"start_step": 1, "ramp_steps": 2}, [0, 0.5, 1, 1]),
-        ({"ramp_steps": 4}, [0.25, 0.5, 0.75, 1]),
-    ],
-)
-def test_the_weight_over_a_run(settings, shares):
-    objective = UniqueQuerying(segmenter(), inter=InterSceneSettings(capacity=0, **settings))
-    assert [(setattr(objective, "forwards", n), objective._ramp(objective.inter))[1] for n in range(4)] == shares
-
-
-@pytest.mark.parametrize("name", ["condinst", "mask2former", "solov2"])
-@pytest.mark.parametrize("equivariance", [None, EquivarianceSettings(crop=(0.6, 0.7))])
-def test_the_own_logit_is_the_mean_over_the_own_instance(name, equivariance):
-    """By hand, query by query, on the maps of images and of their views."""
-    torch.manual_seed(0)
-    model = small(name).train()
-    objective = UniqueQuerying(model, InterSceneSettings(capacity=500, relative=True, max_queries=7), equivariance)
-    recorded = []
-    original = objective._own_logits
-    objective._own_logits = lambda queries, passes: (
-        recorded.append((queries, passes, original(queries, passes))),
-        recorded[-1][2],
-    )[1]
-    losses = objective(*batch())
-    losses["loss_inter"].backward()
-    queries, passes, offsets = recorded[0]
-    assert (queries.target >= 0).all()
-    assert len(offsets) == len(queries)
-    sizes = [len(one_pass.targets) for one_pass in passes]
-    for i, image in enumerate(queries.image.tolist()):
-        which = 0 if image < sizes[0] else 1
-        local = image - sum(sizes[:which])
-        pixels = passes[which].outputs.pixels
-        one = replace(queries[i : i + 1], image=torch.tensor([local]))
-        logits = model.similarity(one, pixels.of_image(local))[0]
-        cells = instance_cells(passes[which].targets[local].masks, pixels.stride)[queries.target[i]]
-        torch.testing.assert_close(offsets[i], logits[cells].mean(), rtol=1e-4, atol=1e-4)
-
-
-def test_other_class_asks_for_the_class_of_the_own_instance():
-    objective = UniqueQuerying(segmenter(), InterSceneSettings(capacity=500, negatives="other_class"))
-    given = {}
-    real = objective.inter_loss.forward
-    objective.inter_loss.forward = lambda *a, **more: (given.update(more, queries=a[0]), real(*a, **more))[1]
-    images, targets = batch()
-    objective(images, targets)
-    queries = given["queries"]
-    labels = [targets[i].labels[k].item() for i, k in zip(queries.image.tolist(), queries.target.tolist(), strict=True)]
-    assert given["excluded_labels"].tolist() == labels

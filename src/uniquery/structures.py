@@ -167,10 +167,6 @@ class Queries(_Indexable):
     image: Tensor
     target: Tensor
 
-    def at_origin(self) -> Self:
-        """The same queries at x = y = 0; a segmenter whose similarity depends on a query's location overrides it."""
-        return self
-
     def __len__(self) -> int:
         return len(self.embeddings)
 

@@ -46,15 +46,14 @@ def case(dtype=torch.float64):
     return images, targets, features, embeddings
 
 
-@pytest.mark.parametrize("channel_pairs", [False, True])
 @pytest.mark.parametrize("name", ["identity", "flip", "crop"])
-def test_equals_indexing_by_hand(name, channel_pairs):
+def test_equals_indexing_by_hand(name):
     """Exact elements: cut and mirror features and masks with plain indices."""
     g = ELEMENTS[name]
     images, targets, features, embeddings = case()
     _, view_targets = view_of(images, targets, [g])
     queries = Queries(embeddings, torch.zeros(2, dtype=torch.int64), torch.arange(2))
-    loss = EquivarianceLoss(decode, mask_loss, channel_pairs)(queries, view_targets, PixelMap(features, 8), [g])
+    loss = EquivarianceLoss(decode, mask_loss)(queries, view_targets, PixelMap(features, 8), [g])
     rows, columns = slice(g.top // 8, (g.top + g.height) // 8), slice(g.left // 8, (g.left + g.width) // 8)
     moved, masks = (
         features[0, :, rows, columns],
@@ -62,7 +61,6 @@ def test_equals_indexing_by_hand(name, channel_pairs):
     )
     if g.flip:
         moved, masks = moved.flip(2), masks.flip(2)
-        moved = moved[[1, 0, 3, 2]] if channel_pairs else moved
     logits = torch.einsum("qd,dhw->qhw", embeddings, moved)
     wanted = F.binary_cross_entropy_with_logits(logits, masks[:, ::8, ::8].double())
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-12)
@@ -146,18 +144,16 @@ def test_the_window_and_the_ignore_region_are_intersected():
     assert inside[:32, 10:64].all()
 
 
-@pytest.mark.parametrize("channel_pairs", [False, True])
 @pytest.mark.parametrize("name", sorted(ELEMENTS))
-def test_feature_equivariance_is_a_mean_of_squares_over_what_is_shown(name, channel_pairs):
+def test_feature_equivariance_is_a_mean_of_squares_over_what_is_shown(name):
     g = ELEMENTS[name]
     _, _, features, _ = case()
     view = torch.randn(1, 4, 8, 12, dtype=torch.float64, requires_grad=True)
 
     def value(v, f):
-        return feature_equivariance(PixelMap(v, 8), PixelMap(f, 8), [g], channel_pairs=channel_pairs)
+        return feature_equivariance(PixelMap(v, 8), PixelMap(f, 8), [g])
 
     moved = g.on_map(features[0], 8)
-    moved = moved[[1, 0, 3, 2]] if channel_pairs and g.flip else moved
     squares = [
         (view[0, c, y, x] - moved[c, y, x]).item() ** 2 for c in range(4) for y, x in g.valid(8).nonzero().tolist()
     ]

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -214,61 +214,6 @@ def test_logits_far_out_stay_finite_and_exact_where_it_counts(kind):
             assert gradient.item() == pytest.approx(slope.item(), rel=1e-5, abs=2e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("pairs_at_once", [1, 17, 10**6])
-@pytest.mark.parametrize("excluded", [None, [0, -1, 2, 1, -1]])
-@pytest.mark.parametrize("relative", [False, True])
-def test_classes_left_out_and_logits_relative_to_the_own_instance(kind, pairs_at_once, excluded, relative):
-    """Against a loop over every pair: pixels of the excluded class do not count, offsets are subtracted."""
-    queries, ids, stored = make()
-    offsets = torch.tensor([0.3, -1.0, 0.0, 2.0, -0.5], dtype=torch.float64, requires_grad=True) if relative else None
-    labels = None if excluded is None else torch.tensor(excluded)
-    similarity = lambda q, p: 0.5 * q.embeddings @ p.embeddings.T  # noqa: E731
-    logits = (similarity(queries, stored) - (0 if offsets is None else offsets[:, None])).detach()
-    means = []
-    for q, row in enumerate(logits):
-        negatives = [
-            x.item()
-            for i, x in enumerate(row)
-            if stored.image_ids[i] != ids[q] and (labels is None or stored.labels[i] != labels[q])
-        ]
-        means.append(sum(pair_loss(kind, x, 0) for x in negatives) / max(len(negatives), 1))
-    inputs = [queries.embeddings] if offsets is None else [queries.embeddings, offsets]
-    gradients = []
-    for module in (InterSceneLoss(PairLoss(name=kind), dot_product_scale=0.5, pairs_at_once=pairs_at_once),
-                   InterSceneLoss(PairLoss(name=kind), pairs_at_once=pairs_at_once)):  # fmt: skip
-        value = module(queries, ids, stored, similarity, excluded_labels=labels, offsets=offsets)
-        assert value.item() == pytest.approx(sum(means) / len(means), rel=1e-6)
-        gradients.append(torch.autograd.grad(value, inputs))
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradcheck_with_offsets_and_excluded_classes(kind):
-    queries, ids, stored = make()
-    offsets = torch.tensor([0.3, -1.0, 0.0, 2.0, -0.5], dtype=torch.float64, requires_grad=True)
-    labels = torch.tensor([0, -1, 2, 1, -1])
-    module = InterSceneLoss(PairLoss(name=kind), dot_product_scale=1.0, pairs_at_once=10)
-
-    def value(embeddings, shift):
-        moved = Queries(embeddings, queries.image, queries.target)
-        return module(moved, ids, stored, excluded_labels=labels, offsets=shift)
-
-    assert torch.autograd.gradcheck(value, (queries.embeddings, offsets))
-
-
-def test_a_query_whose_negatives_are_all_excluded_has_no_loss():
-    queries, ids, stored = make()
-    module = InterSceneLoss(dot_product_scale=1.0)
-    one_class = replace(stored, labels=torch.zeros_like(stored.labels))
-    labels = torch.tensor([0, 0, 0, 0, 0])
-    value = module(queries, ids, one_class, excluded_labels=labels)
-    value.backward()
-    assert value.item() == 0
-    assert not queries.embeddings.grad.any()
-
-
 @pytest.fixture
 def three_threads():
     before = torch.get_num_threads()
@@ -282,18 +227,17 @@ def three_threads():
 @pytest.mark.parametrize("pairs_at_once", [10, 60, 10**6])  # twelve chunks, two (fewer than threads), one
 def test_threads_change_nothing_but_the_order_of_sums(scale, pairs_at_once):
     queries, ids, stored = make()
-    offsets = torch.tensor([0.3, -1.0, 0.0, 2.0, -0.5], dtype=torch.float64, requires_grad=True)
     module = InterSceneLoss(dot_product_scale=scale, pairs_at_once=pairs_at_once)
     similarity = lambda q, p: 0.5 * q.embeddings @ p.embeddings.T  # noqa: E731
     results = []
     for _ in range(2):
-        value = module(queries, ids, stored, similarity, offsets=offsets)
-        results.append((value.detach(), *torch.autograd.grad(value, (queries.embeddings, offsets))))
+        value = module(queries, ids, stored, similarity)
+        results.append((value.detach(), *torch.autograd.grad(value, queries.embeddings)))
         assert torch.get_num_threads() == 3
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
     torch.set_num_threads(1)
-    value = module(queries, ids, stored, similarity, offsets=offsets)
-    alone = (value.detach(), *torch.autograd.grad(value, (queries.embeddings, offsets)))
+    value = module(queries, ids, stored, similarity)
+    alone = (value.detach(), *torch.autograd.grad(value, queries.embeddings))
     for one, other in zip(results[0], alone, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-15)
 

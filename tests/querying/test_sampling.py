@@ -99,28 +99,3 @@ def test_nothing_is_sampled_where_targets_are_not_valid():
 def test_bad_settings(settings, message):
     with pytest.raises(ValueError, match=message):
         PixelSampling(**settings)
-
-
-def test_background_is_what_no_instance_owns_inside_the_image():
-    masks = torch.zeros(1, 8, 12, dtype=torch.bool)
-    masks[0, :4, :4] = True
-    valid = torch.ones(8, 12, dtype=torch.bool)
-    valid[:4, 4:8] = False
-    target = Targets(torch.tensor([7]), torch.tensor([[0.0, 0, 4, 4]]), masks, 3, valid=valid)
-    pixel_map = PixelMap(torch.arange(6.0).view(1, 1, 2, 3), 4)
-    sampled = sample_pixels(
-        pixel_map, [target], PixelSampling(name="dense"), background_in=[(8, 8)]
-    )  # the last column is padding
-    assert sampled.labels.tolist() == [7, -1, -1]
-    assert sampled.embeddings.flatten().tolist() == [0, 3, 4]
-
-
-def test_recentered_locations_are_relative_to_the_mean_of_the_instance_s_cells():
-    masks = torch.zeros(2, 16, 16, dtype=torch.bool)
-    masks[0, :8, :4] = True
-    masks[1, 8:, 8:] = True
-    target = Targets(torch.tensor([1, 2]), torch.tensor([[0.0, 0, 4, 8], [8, 8, 16, 16]]), masks, 3)
-    pixel_map, every = PixelMap(torch.zeros(1, 1, 4, 4), 4), PixelSampling(name="dense")
-    sampled = sample_pixels(pixel_map, [target], every, recentered=True)
-    assert sampled.locations[sampled.labels == 1].tolist() == [[0, -2], [0, 2]]
-    assert sampled.locations[sampled.labels == 2].tolist() == [[-2, -2], [2, -2], [-2, 2], [2, 2]]

@@ -274,12 +274,6 @@ def test_an_odd_batch_cannot_be_paired(scenes, tmp_path):
     load_config(small_config(tmp_path, scenes), ["train.batch_size=3", "querying.equivariance={views: extra}"])
 
 
-def test_pixels_cannot_be_recentered_for_queries_without_a_location():
-    with pytest.raises(ConfigError, match=r"those of solov2 have none, those of condinst have"):
-        load_config("scenes/solov2_lite0", ["querying.inter={recentered: true}"])
-    load_config("scenes/condinst_lite0", ["querying.inter={recentered: true}"])
-
-
 def test_a_class_subset_is_scored_on_its_own(scenes, tmp_path):
     name = json.loads(scenes.annotations("val").read_text())["categories"][0]["name"]
     config = load_config(small_config(tmp_path, scenes), ["train.steps=2", ("data.classes", [name])])

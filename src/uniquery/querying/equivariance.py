@@ -30,19 +30,11 @@ class EquivarianceSettings(RandomTransform):
         "paired", description="paired: half of the batch are views, with the base loss too; extra: for L_equi only"
     )
     target: Literal["masks", "features"] = Field("masks", description="masks: Eq. 8; features: Eq. 6")
-    blend: bool = Field(
-        False, description="replace the share `weight` of the mask loss of paired views by L_equi, instead of adding it"
-    )
-    channel_pairs: bool = Field(
-        False, description="a flip also exchanges channels 2k and 2k + 1 of g(f(I)): a channel may tell left from right"
-    )
 
     @model_validator(mode="after")
     def _extra_views_have_a_loss(self) -> Self:
         if self.views == "extra" and not self.weight:
             raise ValueError("weight 0 leaves extra views without a loss: use paired views, or leave equivariance out")
-        if self.blend and not (self.views == "paired" and self.target == "masks" and self.weight <= 1):
-            raise ValueError("blend needs paired views, masks as the target, and a weight of at most 1")
         return self
 
 
@@ -76,20 +68,14 @@ def _valid_in_view(target: Targets, g: Transform) -> Tensor | None:
     return g.on_masks(target.valid[None])[0] & g.valid(device=target.valid.device)
 
 
-def warped(pixel_map: PixelMap, transforms: Sequence[Transform], *, channel_pairs: bool = False) -> PixelMap:
+def warped(pixel_map: PixelMap, transforms: Sequence[Transform]) -> PixelMap:
     """g(f(I)), padded like f(g(I))."""
     height, width = (side // pixel_map.stride for side in _largest(transforms))
     maps = []
     for embeddings, g in zip(pixel_map.embeddings, transforms, strict=True):
-        moved = _moved(embeddings, g, pixel_map.stride, channel_pairs)
+        moved = g.on_map(embeddings, pixel_map.stride)
         maps.append(F.pad(moved, (0, width - moved.shape[2], 0, height - moved.shape[1])))
     return PixelMap(torch.stack(maps), pixel_map.stride)
-
-
-def _moved(embeddings: Tensor, g: Transform, stride: int, channel_pairs: bool) -> Tensor:
-    """(D, h, w): g of a map."""
-    moved = g.on_map(embeddings, stride)
-    return moved.unflatten(0, (-1, 2)).flip(1).flatten(0, 1) if channel_pairs and g.flip else moved
 
 
 def _largest(transforms: Sequence[Transform]) -> tuple[int, int]:
@@ -103,12 +89,10 @@ class EquivarianceLoss:
     Attributes:
         decode: ⟨q, I⟩ as (Q, h, w) logits of queries on a map; `Segmenter.decode`, or your own.
         mask_loss: (logits, queries, targets) → scalar; `Segmenter.mask_loss`, or your own.
-        channel_pairs: see `EquivarianceSettings`.
     """
 
     decode: Callable[[Any, PixelMap], Tensor]
     mask_loss: Callable[[Tensor, Any, Sequence[Targets]], Tensor]
-    channel_pairs: bool = False
 
     def __call__(
         self,
@@ -125,7 +109,7 @@ class EquivarianceLoss:
             original: f(I).
             transforms: one g per image.
         """
-        logits = self.decode(view_queries, warped(original, transforms, channel_pairs=self.channel_pairs))
+        logits = self.decode(view_queries, warped(original, transforms))
         inside = [_inside_window(target, g) for target, g in zip(view_targets, transforms, strict=True)]
         return self.mask_loss(logits, view_queries, inside)
 
@@ -139,15 +123,13 @@ def _inside_window(target: Targets, g: Transform) -> Targets:
     return replace(target, valid=inside if target.valid is None else inside & target.valid)
 
 
-def feature_equivariance(
-    view: PixelMap, original: PixelMap, transforms: Sequence[Transform], *, channel_pairs: bool = False
-) -> Tensor:
+def feature_equivariance(view: PixelMap, original: PixelMap, transforms: Sequence[Transform]) -> Tensor:
     """Eq. 6: mean squared difference of f(g(I)) and g(f(I)) over valid pixels; gradients on both sides."""
     dtype = torch.promote_types(view.embeddings.dtype, torch.float32)
     total = view.embeddings.new_zeros((), dtype=dtype)
     count = torch.zeros_like(total)
     for view_embeddings, embeddings, g in zip(view.embeddings, original.embeddings, transforms, strict=True):
-        moved = _moved(embeddings, g, view.stride, channel_pairs).to(dtype)
+        moved = g.on_map(embeddings, view.stride).to(dtype)
         unpadded = view_embeddings[:, : moved.shape[1], : moved.shape[2]].to(dtype)
         valid = g.valid(view.stride, moved.device)
         total = total + ((unpadded - moved).square() * valid).sum()

@@ -35,9 +35,8 @@ class InterSceneSettings(Settings):
     """L_inter (Eq. 5): queries must not fire on the instances of other images. The defaults are the paper's."""
 
     weight: float = Field(1.0, ge=0, description="weight of L_inter")
-    start_step: int = Field(0, ge=0, description="training forwards (steps × train.accumulate) before it begins")
     ramp_steps: int = Field(
-        0, ge=0, description="training forwards after start_step over which the weight grows from 0"
+        0, ge=0, description="training forwards (steps × train.accumulate) over which the weight grows from 0"
     )
     loss: Annotated[PairLoss, BeforeValidator(by_name)] = PairLoss()
     sampling: Annotated[PixelSampling, BeforeValidator(by_name)] = PixelSampling()
@@ -46,20 +45,6 @@ class InterSceneSettings(Settings):
     negatives_per_step: int | None = Field(None, gt=0, description="read a random part of the memory; None: all of it")
     max_queries: int | None = Field(None, gt=0, description="most queries of a decoder layer that take part; None: all")
     queries: Literal["all", "matched"] = Field("all", description="matched: only queries that own an instance")
-    negatives: Literal["all", "other_class"] = Field(
-        "all", description="other_class: pixels of the class of a query's instance are not negatives"
-    )
-    relative: bool = Field(
-        False, description="compare with the query's mean logit on its own instance: x = s' − s⁺; matched queries only"
-    )
-    recentered: bool = Field(
-        False,
-        description="stored pixels are seen from the center of their own instance, as if pasted onto the query's "
-        "place; for queries that have one, as CondInst's",
-    )
-    live: bool = Field(
-        False, description="negatives are the other images of the forward, and gradients reach their features too"
-    )
     layers: Literal["last", "all"] = Field("last", description="decoder layers whose queries take part")
     gather: bool = Field(True, description="all processes share their pixels; false: a memory per process")
 
@@ -97,9 +82,6 @@ class InterSceneLoss(nn.Module):
         stored: InstancePixels | None,
         similarity: Similarity | None = None,
         stuff_labels: Tensor | None = None,
-        *,
-        excluded_labels: Tensor | None = None,
-        offsets: Tensor | None = None,
     ) -> Tensor:
         """The mean over queries of the mean over the pixels of other images.
 
@@ -110,8 +92,6 @@ class InterSceneLoss(nn.Module):
             similarity: ⟨q, I⟩, where it is not a dot product.
             stuff_labels: (Q,) class of each query that owns stuff, −1 for the others. The target of such a query is 1
                 on stuff of its class, in any image.
-            excluded_labels: (Q,) class whose pixels are left out for each query, −1 for none.
-            offsets: (Q,) s⁺, subtracted from the logits of each query; gradients reach it.
 
         Raises:
             ValueError: the similarity has parameters that require a gradient.
@@ -119,8 +99,8 @@ class InterSceneLoss(nn.Module):
         count = loss_normalizer(queries.embeddings.new_tensor(len(queries), dtype=torch.float32))
         if stored is None or not len(stored) or not len(queries):
             return queries.embeddings.sum() * 0
-        pairs = _Pairs(self, queries, image_ids, stored, similarity, stuff_labels, excluded_labels)
-        means: Tensor = _ChunkedLoss.apply(queries.embeddings, offsets, pairs)  # type: ignore[no-untyped-call]
+        pairs = _Pairs(self, queries, image_ids, stored, similarity, stuff_labels)
+        means: Tensor = _ChunkedLoss.apply(queries.embeddings, pairs)  # type: ignore[no-untyped-call]
         return means.sum() / count
 
 
@@ -134,12 +114,9 @@ class _Pairs:
     stored: InstancePixels
     similarity: Similarity | None
     stuff_labels: Tensor | None
-    excluded_labels: Tensor | None
 
-    def accumulate(
-        self, embeddings: Tensor, offsets: Tensor | None, with_gradient: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """(Q,) mean loss of each query, (Q, d) its gradient by the embeddings, and (Q,) by the offsets."""
+    def accumulate(self, embeddings: Tensor, with_gradient: bool) -> tuple[Tensor, Tensor]:
+        """(Q,) mean loss of each query, and (Q, d) its gradient."""
         embeddings = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
         device = embeddings.device.type
         if with_gradient and self.module.scale is None:
@@ -149,14 +126,14 @@ class _Pairs:
         starts = range(0, len(self.stored), size)
         # On a GPU, checking whether a chunk needs a mask would cost more than the mask.
         query_ids = None if device == "cuda" else self.image_ids.unique()
-        sums, counts, gradient, derivative_sums = _sum_in_threads(
+        sums, counts, gradient = _sum_in_threads(
             [
-                partial(self._accumulate, embeddings, offsets, with_gradient, query_ids, starts[i::threads], size)
+                partial(self._accumulate, embeddings, with_gradient, query_ids, starts[i::threads], size)
                 for i in range(min(threads, len(starts)))
             ]
         )
         scale = self.module.loss.weight / counts.clamp(min=1)
-        return sums * scale, gradient * scale[:, None], -derivative_sums * scale
+        return sums * scale, gradient * scale[:, None]
 
     def _chunk_size(self, queries: int, device: str, threads: int) -> int:
         """How many pixels a chunk has."""
@@ -172,74 +149,49 @@ class _Pairs:
     def _accumulate(
         self,
         embeddings: Tensor,
-        offsets: Tensor | None,
         with_gradient: bool,
         query_ids: Tensor | None,
         starts: Sequence[int],
         size: int,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Over some chunks: (Q,) sums of the losses, (Q,) counts, (Q, d) gradients, (Q,) sums of the derivatives."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Over some chunks: (Q,) sums of the losses, (Q,) counts, (Q, d) gradients."""
         sums = embeddings.new_zeros(len(embeddings))
-        counts, derivative_sums, gradient = sums.clone(), sums.clone(), torch.zeros_like(embeddings)
+        counts, gradient = sums.clone(), torch.zeros_like(embeddings)
         chunk_loss = self._generic_chunk if self.module.scale is None else self._dot_product_chunk
         # Allocated once: on a CPU, allocating it for each chunk would take a third of the time.
         workspace = embeddings.new_empty(4, len(embeddings) * min(size, len(self.stored)))
         for start in starts:
             chunk = self.stored[start : start + size]
-            mask = self._mask(chunk, query_ids, embeddings.dtype)
+            needs_mask = query_ids is None or bool(torch.isin(chunk.image_ids, query_ids).any())
+            mask = chunk.of_other_images(self.image_ids).to(embeddings.dtype) if needs_mask else None  # (Q, c)
             scratch = workspace[:, : len(embeddings) * len(chunk)].view(4, len(embeddings), -1)  # (4, Q, c)
-            chunk_sums, derivatives = chunk_loss(
-                embeddings, offsets, chunk, mask, scratch, gradient if with_gradient else None
-            )
-            sums += chunk_sums
+            sums += chunk_loss(embeddings, chunk, mask, scratch, gradient if with_gradient else None)
             counts += len(chunk) if mask is None else mask.sum(1)
-            if offsets is not None and with_gradient:
-                derivative_sums += derivatives.sum(1)
-        return sums, counts, gradient, derivative_sums
-
-    def _mask(self, chunk: InstancePixels, query_ids: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """(Q, c): 1 for the negatives of each query; None if all pixels are negatives of all queries."""
-        if self.excluded_labels is not None:
-            other_class = self.excluded_labels[:, None] != chunk.labels
-            return (chunk.of_other_images(self.image_ids) & other_class).to(dtype)
-        needs_mask = query_ids is None or bool(torch.isin(chunk.image_ids, query_ids).any())
-        return chunk.of_other_images(self.image_ids).to(dtype) if needs_mask else None
+        return sums, counts, gradient
 
     def _dot_product_chunk(
-        self,
-        embeddings: Tensor,
-        offsets: Tensor | None,
-        chunk: InstancePixels,
-        mask: Tensor | None,
-        workspace: Tensor,
-        gradient: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
+        self, embeddings: Tensor, chunk: InstancePixels, mask: Tensor | None, workspace: Tensor, gradient: Tensor | None
+    ) -> Tensor:
         scale = self.module.scale
         assert scale is not None
         pixels = chunk.embeddings.to(embeddings.dtype)
         minus_logits = torch.mm(embeddings * -scale, pixels.T, out=workspace[0])
-        sums, derivatives = self._pair_losses(minus_logits, offsets, chunk, mask, workspace[1:])
+        sums, derivatives = self._pair_losses(minus_logits, chunk, mask, workspace[1:])
         if gradient is not None:
             gradient.addmm_(derivatives, pixels, alpha=scale)
-        return sums, derivatives
+        return sums
 
     def _generic_chunk(
-        self,
-        embeddings: Tensor,
-        offsets: Tensor | None,
-        chunk: InstancePixels,
-        mask: Tensor | None,
-        workspace: Tensor,
-        gradient: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
+        self, embeddings: Tensor, chunk: InstancePixels, mask: Tensor | None, workspace: Tensor, gradient: Tensor | None
+    ) -> Tensor:
         with torch.enable_grad():
             leaf = embeddings.detach().requires_grad_(gradient is not None)
             logits = self._similarity(leaf, chunk)
         minus_logits = torch.neg(logits.detach(), out=workspace[0])
-        sums, derivatives = self._pair_losses(minus_logits, offsets, chunk, mask, workspace[1:])
+        sums, derivatives = self._pair_losses(minus_logits, chunk, mask, workspace[1:])
         if gradient is not None:
             gradient += torch.autograd.grad(logits, leaf, derivatives.to(logits.dtype))[0]
-        return sums, derivatives
+        return sums
 
     def _similarity(self, embeddings: Tensor, chunk: InstancePixels) -> Tensor:
         assert self.similarity is not None, "a similarity is needed where it is not a dot product"
@@ -254,17 +206,10 @@ class _Pairs:
                 )
 
     def _pair_losses(
-        self,
-        minus_logits: Tensor,
-        offsets: Tensor | None,
-        chunk: InstancePixels,
-        mask: Tensor | None,
-        workspace: Tensor,
+        self, minus_logits: Tensor, chunk: InstancePixels, mask: Tensor | None, workspace: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(Q,) sums of the losses of a chunk, and (Q, c) derivatives; zero for pixels that are not negatives."""
+        """(Q,) sums of the losses of a chunk, and (Q, c) derivatives; zero for pixels of a query's own image."""
         loss = self.module.loss
-        if offsets is not None:
-            minus_logits.add_(offsets[:, None])
         if self.stuff_labels is None:
             return loss(minus_logits, workspace, mask)
         is_positive = (self.stuff_labels[:, None] == chunk.labels) & ~chunk.is_thing  # target 1
@@ -295,20 +240,15 @@ class _ChunkedLoss(torch.autograd.Function):
     """Computes the gradient already in the forward pass."""
 
     @staticmethod
-    def forward(ctx: Any, embeddings: Tensor, offsets: Tensor | None, pairs: _Pairs) -> Tensor:
-        dtype = torch.promote_types(embeddings.dtype, torch.float32)
-        detached = None if offsets is None else offsets.detach().to(dtype)
-        with_gradient = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+    def forward(ctx: Any, embeddings: Tensor, pairs: _Pairs) -> Tensor:
         with torch.autocast(embeddings.device.type, enabled=False):
-            means, gradient, offset_gradient = pairs.accumulate(embeddings.detach(), detached, with_gradient)
-        ctx.save_for_backward(gradient, offset_gradient)
-        ctx.dtypes = embeddings.dtype, None if offsets is None else offsets.dtype
+            means, gradient = pairs.accumulate(embeddings.detach(), with_gradient=ctx.needs_input_grad[0])
+        ctx.save_for_backward(gradient)
+        ctx.dtype = embeddings.dtype
         return means
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        gradient, offset_gradient = ctx.saved_tensors
-        dtype, offset_dtype = ctx.dtypes
-        of_offsets = None if offset_dtype is None else (upstream * offset_gradient).to(offset_dtype)
-        return (upstream[:, None] * gradient).to(dtype), of_offsets, None
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return (upstream[:, None] * gradient).to(ctx.dtype), None

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uniquery.parallel import all_gather_rows, get_rank, loss_normalizer
+from uniquery.parallel import all_gather_rows, get_rank
 from uniquery.querying.contract import QueriesT, Segmenter
 from uniquery.querying.equivariance import EquivarianceLoss, EquivarianceSettings, feature_equivariance, view_of
 from uniquery.querying.inter_scene import InterSceneLoss, InterSceneSettings
 from uniquery.querying.keyed_random import keyed_generator
 from uniquery.querying.memory import InstancePixels, PixelMemory
-from uniquery.querying.sampling import instance_cells, sample_pixels
+from uniquery.querying.sampling import sample_pixels
 from uniquery.querying.transforms import Transform
 from uniquery.structures import Images, Queries, Targets, index_in_batch
 
@@ -35,7 +35,6 @@ class _Pass:
     outputs: Any
     targets: Sequence[Targets]
     assignment: Any
-    sizes: tuple[tuple[int, int], ...]
 
 
 class UniqueQuerying(nn.Module):
@@ -96,44 +95,31 @@ class UniqueQuerying(nn.Module):
         with phase("forward"):
             outputs = self.segmenter(images)
         with phase("assign"):
-            return _Pass(outputs, targets, self.segmenter.assign(outputs, targets), images.sizes)
+            return _Pass(outputs, targets, self.segmenter.assign(outputs, targets))
 
     def _inter_scene(self, settings: InterSceneSettings, passes: Sequence[_Pass]) -> Tensor:
         """Eq. 5: push this step's pixels, then query the memory; pixels of a query's own image are left out."""
-        if settings.live:
-            stored: InstancePixels | None = self._pixels(settings, passes)
-        else:
-            if self.training:
-                self.memory.push(self._sampled_pixels(settings, passes))
-            stored = self._negatives(settings)
+        targets = [target for one_pass in passes for target in one_pass.targets]
+        if self.training:
+            self.memory.push(self._sampled_pixels(settings, passes))
+        stored = self._negatives(settings)
         layers = zip(*(self._layer_queries(settings, one_pass) for one_pass in passes), strict=True)
-        losses = [self._layer_loss(settings, _concatenated(queries, passes), passes, stored) for queries in layers]
-        return settings.weight * self._ramp(settings) * torch.stack(losses).mean()
-
-    def _ramp(self, settings: InterSceneSettings) -> float:
-        """Share of the weight: 0 before `start_step`, then growing over `ramp_steps`."""
-        since_start = self.forwards + 1 - settings.start_step
-        return min(1.0, max(0.0, since_start / settings.ramp_steps)) if settings.ramp_steps else float(since_start > 0)
+        losses = [self._layer_loss(settings, _concatenated(queries, passes), targets, stored) for queries in layers]
+        ramp = min(1.0, (self.forwards + 1) / settings.ramp_steps) if settings.ramp_steps else 1.0
+        return settings.weight * ramp * torch.stack(losses).mean()
 
     def _layer_queries(self, settings: InterSceneSettings, one_pass: _Pass) -> Sequence[Any]:
         if settings.layers == "all":
             return self.segmenter.layer_queries(one_pass.outputs, one_pass.assignment)
         return [self.segmenter.queries(one_pass.outputs, one_pass.assignment)]
 
-    def _pixels(self, settings: InterSceneSettings, passes: Sequence[_Pass]) -> InstancePixels:
-        """Sampled pixels of this process's images and views."""
+    def _sampled_pixels(self, settings: InterSceneSettings, passes: Sequence[_Pass]) -> InstancePixels:
         per_pass = []
         for index, one_pass in enumerate(passes):
             pixels = one_pass.outputs.pixels
             generators = self._image_generators(_PIXELS, one_pass.targets, pixels.embeddings.device, index)
-            sizes = one_pass.sizes if settings.sampling.background else None
-            how = {"recentered": settings.recentered, "detach": not settings.live}
-            per_pass.append(sample_pixels(pixels, one_pass.targets, settings.sampling, generators, sizes, **how))
-        return InstancePixels.cat(per_pass)
-
-    def _sampled_pixels(self, settings: InterSceneSettings, passes: Sequence[_Pass]) -> InstancePixels:
-        """What this step adds to the memory."""
-        sampled = self._pixels(settings, passes)
+            per_pass.append(sample_pixels(pixels, one_pass.targets, settings.sampling, generators))
+        sampled = InstancePixels.cat(per_pass)
         if settings.gather:
             names = [f.name for f in fields(sampled)]
             sampled = InstancePixels(*all_gather_rows([getattr(sampled, name) for name in names]))
@@ -145,70 +131,17 @@ class UniqueQuerying(nn.Module):
         return sampled
 
     def _layer_loss(
-        self, settings: InterSceneSettings, queries: Any, passes: Sequence[_Pass], stored: InstancePixels | None
+        self, settings: InterSceneSettings, queries: Any, targets: Sequence[Targets], stored: InstancePixels | None
     ) -> Tensor:
-        targets = [target for one_pass in passes for target in one_pass.targets]
-        if settings.queries == "matched" or settings.relative:
+        if settings.queries == "matched":
             queries = _matched(queries)
         if settings.max_queries and len(queries) > settings.max_queries:
             kept = self._random_indices(len(queries), settings.max_queries, _QUERIES, get_rank())
             queries = queries[kept.to(queries.image.device)]
         ids = torch.tensor([t.image_id for t in targets], device=queries.image.device)[queries.image]
-        excluded = _labels(queries, targets) if settings.negatives == "other_class" else None
-        offsets = self._own_logits(queries, passes) if settings.relative else None
-        if settings.recentered:
-            queries = queries.at_origin()
         self._last_queries = queries.detach(), ids
-        if settings.live:
-            assert stored is not None
-            return self._live_loss(settings, queries, ids, stored, excluded, offsets)
-        loss: Tensor = self.inter_loss(
-            queries,
-            ids,
-            stored,
-            self.segmenter.similarity,
-            _stuff_labels(queries, targets),
-            excluded_labels=excluded,
-            offsets=offsets,
-        )
+        loss: Tensor = self.inter_loss(queries, ids, stored, self.segmenter.similarity, _stuff_labels(queries, targets))
         return loss
-
-    def _live_loss(
-        self,
-        settings: InterSceneSettings,
-        queries: Any,
-        ids: Tensor,
-        pixels: InstancePixels,
-        excluded_labels: Tensor | None,
-        offsets: Tensor | None,
-    ) -> Tensor:
-        """Eq. 5 on the pixels of this forward, whose number is small: an ordinary graph, with their features in it."""
-        if not len(queries) or not len(pixels):
-            nothing: Tensor = queries.embeddings.sum() * 0
-            return nothing
-        logits = self.segmenter.similarity(queries, pixels).float()
-        logits = logits if offsets is None else logits - offsets[:, None]
-        negative = pixels.of_other_images(ids)
-        if excluded_labels is not None:
-            negative &= excluded_labels[:, None] != pixels.labels
-        losses = torch.where(negative, settings.loss.of_logits(logits), 0)
-        count = loss_normalizer(logits.new_tensor(len(queries)))
-        return (losses.sum(1) / negative.sum(1).clamp(min=1)).sum() / count
-
-    def _own_logits(self, queries: Any, passes: Sequence[_Pass]) -> Tensor:
-        """(Q,) s⁺: the mean logit of each matched query on the pixels of its own instance."""
-        parts, order, start = [], [], 0
-        for one_pass in passes:
-            rows = ((queries.image >= start) & (queries.image < start + len(one_pass.targets))).nonzero().flatten()
-            own = replace(queries[rows], image=queries.image[rows] - start)
-            pixels = one_pass.outputs.pixels
-            logits = self.segmenter.decode(own, pixels).flatten(1)  # (Q of the pass, C)
-            cells = torch.cat([instance_cells(t.masks, pixels.stride, t.valid) for t in one_pass.targets])
-            owned = cells[index_in_batch(one_pass.targets, own.image, own.target)].to(logits.dtype)
-            parts.append((logits * owned).sum(1) / owned.sum(1).clamp(min=1))
-            order.append(rows)
-            start += len(one_pass.targets)
-        return torch.cat(parts)[torch.cat(order).argsort()]
 
     def _negatives(self, settings: InterSceneSettings) -> InstancePixels | None:
         stored = self.memory.read()
@@ -241,17 +174,10 @@ class UniqueQuerying(nn.Module):
         """Eq. 8 or 6."""
         pixels = original.outputs.pixels
         if settings.target == "features":
-            pairs = settings.channel_pairs
-            return settings.weight * feature_equivariance(view.outputs.pixels, pixels, transforms, channel_pairs=pairs)
+            return settings.weight * feature_equivariance(view.outputs.pixels, pixels, transforms)
         queries = _matched(self.segmenter.queries(view.outputs, view.assignment))
-        loss = EquivarianceLoss(self.segmenter.decode, self.segmenter.mask_loss, settings.channel_pairs)(
-            queries, view.targets, pixels, transforms
-        )
-        if settings.blend:
-            own_logits = self.segmenter.decode(queries, view.outputs.pixels)
-            # Half of it: the base losses are means over images and views.
-            loss = (loss - self.segmenter.mask_loss(own_logits, queries, view.targets)) / 2
-        return settings.weight * loss
+        loss = EquivarianceLoss(self.segmenter.decode, self.segmenter.mask_loss)
+        return settings.weight * loss(queries, view.targets, pixels, transforms)
 
     @torch.no_grad()
     def statistics(self) -> dict[str, float]:
@@ -305,16 +231,12 @@ def _stuff_labels(queries: Queries, targets: Sequence[Targets]) -> Tensor | None
     """(Q,) class of the stuff that each query owns, −1 for the others; None where there is no stuff at all."""
     if all(t.things is None for t in targets):
         return None
-    nothing = [torch.ones_like(t.labels, dtype=torch.bool) if t.things is None else t.things for t in targets]
-    stuff = [replace(t, labels=t.labels.masked_fill(n, -1)) for t, n in zip(targets, nothing, strict=True)]
-    return _labels(queries, stuff)
-
-
-def _labels(queries: Queries, targets: Sequence[Targets]) -> Tensor:
-    """(Q,) class of the instance that each query owns, −1 for unmatched queries."""
-    unmatched = targets[0].labels.new_full((1,), -1)
+    labels = [
+        torch.full_like(t.labels, -1) if t.things is None else t.labels.masked_fill(t.things, -1) for t in targets
+    ]
+    unmatched = labels[0].new_full((1,), -1)
     index = torch.where(queries.target >= 0, index_in_batch(targets, queries.image, queries.target), -1)
-    return torch.cat([*(t.labels for t in targets), unmatched])[index]
+    return torch.cat([*labels, unmatched])[index]
 
 
 def _concatenated(queries: Sequence[QueriesT], passes: Sequence[_Pass]) -> QueriesT:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -50,13 +49,6 @@ class PairLoss(Settings):
         if weight is not None:
             modulating.mul_(weight)
         return minus_base.mul_(modulating).sum(1).neg_(), modulating.mul_(derivative)
-
-    def of_logits(self, x: Tensor) -> Tensor:
-        """The loss of each logit against target 0, with the weight, as an ordinary differentiable function."""
-        p = x.sigmoid()
-        if self.name in ("l1", "l2"):
-            return p if self.name == "l1" else p.square()
-        return self.weight * p.pow(self._gamma) * F.softplus(x)
 
     @property
     def _gamma(self) -> float:

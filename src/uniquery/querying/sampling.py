@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Literal, Self
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -33,8 +32,6 @@ class PixelSampling(Settings):
     count: int | None = Field(
         None, gt=0, description="pixels of each instance (None: 50), or of each image if sparse (None: 500)"
     )
-
-    background: bool = Field(False, description="the background of an image is sampled like one more instance")
 
     @model_validator(mode="after")
     def _dense_has_no_count(self) -> Self:
@@ -93,34 +90,11 @@ def instance_cells(masks: Tensor, stride: int, valid: Tensor | None = None) -> T
     return owned if valid is None else owned & valid[centers, centers].flatten()
 
 
-def background_cells(owned: Tensor, size: tuple[int, int], pixel_map: PixelMap, valid: Tensor | None) -> Tensor:
-    """(C,) bool: cells of an image of (height, width) `size` that no instance owns and that are valid."""
-    x, y = pixel_map.locations().T
-    free: Tensor = ~owned.any(0) & (x < size[1]) & (y < size[0])
-    return free if valid is None else free & valid[y.long(), x.long()]
-
-
+@torch.no_grad()
 def sample_pixels(
-    pixel_map: PixelMap,
-    targets: Sequence[Targets],
-    sampler: Sampler,
-    generator: Generators = None,
-    background_in: Sequence[tuple[int, int]] | None = None,
-    *,
-    recentered: bool = False,
-    detach: bool = True,
+    pixel_map: PixelMap, targets: Sequence[Targets], sampler: Sampler, generator: Generators = None
 ) -> InstancePixels:
-    """The sampled instance pixels of a batch; none from padding or where `Targets.valid` is false.
-
-    Args:
-        pixel_map: embeddings of the batch.
-        targets: ground truth of each image.
-        sampler: which of the owned cells.
-        generator: one for all images, or one each.
-        background_in: valid (height, width) of each image, to sample its background like one more instance, with
-            label −1; None: no background.
-        recentered: whether locations are relative to the mean of the cells of the pixel's instance.
-        detach: whether gradients stop here.
+    """The sampled instance pixels of a batch, detached; none from padding or where `Targets.valid` is false.
 
     Raises:
         ValueError: the masks are not as large as the map times its stride.
@@ -129,25 +103,15 @@ def sample_pixels(
     extent = tuple(pixel_map.stride * side for side in pixel_map.embeddings.shape[-2:])
     locations = pixel_map.locations()
     generators = generator_per_image(generator, len(targets))
-    maps = pixel_map.embeddings.detach() if detach else pixel_map.embeddings
-    for i, (embeddings, target, generator) in enumerate(zip(maps, targets, generators, strict=True)):
+    for embeddings, target, generator in zip(pixel_map.embeddings.detach(), targets, generators, strict=True):
         if target.masks.shape[1:] != extent:
             raise ValueError(
                 f"the masks of image {target.image_id} are {tuple(target.masks.shape[1:])}, its map at stride "
                 f"{pixel_map.stride} spans {extent}: pad images and masks to a multiple of the stride"
             )
-        owned = instance_cells(target.masks, pixel_map.stride, target.valid)
-        labels = target.labels
-        things = torch.ones_like(labels, dtype=torch.bool) if target.things is None else target.things
-        if background_in is not None:
-            owned = torch.cat([owned, background_cells(owned, background_in[i], pixel_map, target.valid)[None]])
-            labels, things = F.pad(labels, (0, 1), value=-1), F.pad(things, (0, 1), value=True)
-        instance, cell = sampler(owned, generator)
+        instance, cell = sampler(instance_cells(target.masks, pixel_map.stride, target.valid), generator)
         image_ids = torch.full_like(cell, target.image_id)
+        things = torch.ones_like(cell, dtype=torch.bool) if target.things is None else target.things[instance]
         pixels = embeddings.flatten(1)[:, cell].T.float()
-        places = locations[cell]
-        if recentered:
-            centers = owned.to(locations.dtype) @ locations / owned.sum(1, keepdim=True).clamp(min=1)  # (K, 2)
-            places = places - centers[instance]
-        parts.append(InstancePixels(pixels, places, image_ids, labels[instance], things[instance]))
+        parts.append(InstancePixels(pixels, locations[cell], image_ids, target.labels[instance], things))
     return InstancePixels.cat(parts)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, Self, cast
 
@@ -70,11 +70,6 @@ class CondInstConfig(SegmenterSettings):
     nms_threshold: float = Field(0.6, ge=0, le=1, description="IoU of boxes above which NMS keeps the better")
 
     @property
-    def queries_have_locations(self) -> bool:
-        """See the base."""
-        return True
-
-    @property
     def has_federated_loss(self) -> bool:
         """See the base."""
         return True
@@ -135,10 +130,6 @@ class CondInstQueries(Queries):
 
     locations: Tensor
     sizes_of_interest: Tensor
-
-    def at_origin(self) -> Self:
-        """See the base."""
-        return replace(self, locations=torch.zeros_like(self.locations))
 
 
 class CondInst(Segmenter[CondInstOutputs, Assignment, CondInstQueries]):

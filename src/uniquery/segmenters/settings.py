@@ -32,11 +32,6 @@ class SegmenterSettings(Settings):
         return False
 
     @property
-    def queries_have_locations(self) -> bool:
-        """Whether the similarity of a query and a pixel depends on where the query is."""
-        return False
-
-    @property
     @abstractmethod
     def memory_advice(self) -> str:
         """Which setting to lower when memory runs out in training, to complete the sentence "Try: ..."."""

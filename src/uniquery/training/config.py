@@ -214,15 +214,6 @@ class Config(Settings):
             )
         return self
 
-    @model_validator(mode="after")
-    def _queries_have_locations(self) -> Config:
-        if self.querying.inter and self.querying.inter.recentered and not self.model.queries_have_locations:
-            raise ValueError(
-                f"querying.inter.recentered needs a model whose queries have a location; those of {self.model.name} "
-                f"have none, those of {', '.join(segmenters_with('queries_have_locations'))} have"
-            )
-        return self
-
     @property
     def folder(self) -> Path:
         """The path of the run's folder."""

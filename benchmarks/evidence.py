@@ -27,7 +27,7 @@ from uniquery.study.results import Row, RunResult, compare_runs, read_result
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "evidence.md"
-TABLE = re.compile(r"<!-- results: ([\w-]+)(?:: ([^>]+?))? -->\n+(?:\|.*\n)*")
+TABLE = re.compile(r"<!-- results: ([\w-]+)(?:: ([^>]+?))? -->\n+(?:\|.*\n)*\n*")
 CURVES = re.compile(r"<!-- curves: ([\w-]+): ([^>]+?) -->\n+!\[[^]]*\]\(([^)]+)\)")
 COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2")
 STYLE = """text { font: 11px sans-serif; fill: #666; } .gridline { stroke: #ddd; } .axis { stroke: #999; }
@@ -60,7 +60,7 @@ def with_tables(page: str) -> str:
 def _marked_table(match: re.Match[str]) -> str:
     wanted = _names(match[2]) if match[2] else None
     marker = match[0].split("\n", 1)[0]
-    return f"{marker}\n\n{_table(RESULTS / match[1], wanted)}\n"
+    return f"{marker}\n\n{_table(RESULTS / match[1], wanted)}\n\n"
 
 
 def _names(text: str) -> list[str]:

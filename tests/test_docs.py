@@ -181,6 +181,13 @@ def test_the_page_of_settings_has_every_key():
     assert all(line.count("|") - line.count("\\|") == 5 for line in page.splitlines() if line.startswith("|"))
 
 
+def test_the_tables_of_the_evidence_are_those_of_the_results():
+    script = runpy.run_path(str(ROOT / "benchmarks" / "evidence.py"))
+    page = FILES["docs/evidence.md"]
+    assert page.count("<!-- results: ") >= 2
+    assert script["with_tables"](page) == page
+
+
 def test_links_into_the_repository_become_text_on_the_site():
     hook = runpy.run_path(str(ROOT / "docs" / "mkdocs_hooks.py"))["on_page_markdown"]
     assert hook("see [the example](../examples/run.py), [errors](errors.md)", page=None) == (

@@ -32,7 +32,7 @@ CURVES = re.compile(r"<!-- curves: ([\w-]+): ([^>]+?) -->\n+!\[[^]]*\]\(([^)]+)\
 COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2")
 STYLE = """text { font: 11px sans-serif; fill: #666; } .gridline { stroke: #ddd; } .axis { stroke: #999; }
 .line { fill: none; stroke-width: 2; stroke: var(--color); } .background { stroke-width: 1; opacity: 0.3; }
-.dashed { stroke-dasharray: 5 4; } .dot { fill: white; stroke: var(--color); }"""
+.line.dashed { stroke-dasharray: 5 4; } .dot { fill: white; stroke: var(--color); }"""
 HEADER = [
     "variant",
     "seeds",

@@ -20,8 +20,7 @@ from typing import Any
 import yaml
 
 from uniquery.report.charts import line_chart
-from uniquery.report.tables import format_interval
-from uniquery.study.page import variant_curves
+from uniquery.study.page import row_cells, variant_curves
 from uniquery.study.plan import StudySettings
 from uniquery.study.results import Row, RunResult, compare_runs, read_result
 
@@ -33,16 +32,16 @@ COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c
 STYLE = """text { font: 11px sans-serif; fill: #666; } .gridline { stroke: #ddd; } .axis { stroke: #999; }
 .line { fill: none; stroke-width: 2; stroke: var(--color); } .background { stroke-width: 1; opacity: 0.3; }
 .line.dashed { stroke-dasharray: 5 4; } .dot { fill: white; stroke: var(--color); }"""
-HEADER = [
-    "variant",
-    "seeds",
-    "AP",
-    "control",
-    "difference (95 %, seeds)",
-    "(95 %, images)",
-    "response on own",
-    "on others",
-]
+COLUMNS = {
+    "variant": "variant",
+    "seeds": "seeds",
+    "score": "AP",
+    "control": "control",
+    "difference": "difference (95 %, seeds)",
+    "images": "(95 %, images)",
+    "own": "response on own",
+    "others": "on others",
+}
 
 
 def main() -> None:
@@ -67,10 +66,13 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
 
 
+def _read_study(folder: Path) -> StudySettings:
+    return StudySettings.model_validate(yaml.safe_load((folder / "study.yaml").read_text(encoding="utf-8")))
+
+
 def _rows(folder: Path, wanted: Sequence[str] | None) -> list[Row]:
-    study = StudySettings.model_validate(yaml.safe_load((folder / "study.yaml").read_text(encoding="utf-8")))
     results = [result for file in sorted(folder.glob("*--seed*.json")) if (result := read_result(file))]
-    rows = [row for row in compare_runs(study, results) if wanted is None or row.variant in wanted]
+    rows = [row for row in compare_runs(_read_study(folder), results) if wanted is None or row.variant in wanted]
     missing = set(wanted or ()) - {row.variant for row in rows}
     if missing:
         raise SystemExit(f"error: {folder} has no results of {', '.join(sorted(missing))}.")
@@ -80,24 +82,12 @@ def _rows(folder: Path, wanted: Sequence[str] | None) -> list[Row]:
 def _table(folder: Path, wanted: Sequence[str] | None) -> str:
     summary = json.loads((folder / "study.json").read_bytes())
     over_images = {row["variant"]: row["images"] for row in summary["rows"]}
-    rows = [_cells(row, over_images.get(row.variant, "")) for row in _rows(folder, wanted)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [HEADER, ["---"] * len(HEADER), *rows])
-
-
-def _cells(row: Row, over_images: str) -> list[str]:
-    assert row.mean is not None
-    spread = f" ± {row.std:.1f}" if row.std is not None else ""
-    difference = row.difference
-    return [
-        row.variant,
-        str(len(row.results)),
-        f"{row.mean:.1f}{spread}",
-        row.control or "",
-        format_interval(difference.mean, difference.low, difference.high) if difference else "",
-        over_images,
-        _mean_response(row.results, "own"),
-        _mean_response(row.results, "mean"),
-    ]
+    lines = [list(COLUMNS.values()), ["---"] * len(COLUMNS)]
+    for row in _rows(folder, wanted):
+        cells = row_cells(_read_study(folder), row) | {"images": over_images.get(row.variant, "")}
+        cells |= {"own": _mean_response(row.results, "own"), "others": _mean_response(row.results, "mean")}
+        lines.append([cells[name] for name in COLUMNS])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _mean_response(results: Sequence[RunResult], key: str) -> str:

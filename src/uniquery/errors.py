@@ -1,7 +1,7 @@
 """Errors that the user can fix: one clear sentence, no traceback, exit code 2."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class UserError(Exception):
@@ -32,3 +32,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, names, n=1)
     close = close or [name for name in names if name.casefold() == word.casefold()]
     return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def list_some(names: Sequence[str], most: int = 5) -> str:
+    """The first names, and how many more there are.
+
+    >>> list_some(["cat", "dog"]), list_some(["cat", "dog", "cow"], 1)
+    ('cat, dog', 'cat and 2 more')
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from uniquery.cli.options import print_warning, progress_bar
-from uniquery.errors import UserError
+from uniquery.errors import UserError, list_some
 from uniquery.files import write_atomically
 
 if TYPE_CHECKING:
@@ -60,8 +60,7 @@ def choose_thresholds(console: Console, args: argparse.Namespace, trained: Model
         )
     console.print(sweep_table(chosen.sweep), choosing.thresholds_table(chosen.points))
     for problem, names in chosen.problems.items():
-        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        print_warning(f"{problem}: {', '.join(names[:5])}{more}.")
+        print_warning(f"{problem}: {list_some(names)}.")
     file = store_thresholds(args.model, chosen.thresholds)
     console.print(
         f"Mask threshold {chosen.thresholds.mask} and score thresholds by {rule}, stored in {file}.", soft_wrap=True

@@ -32,12 +32,13 @@ def study_table(study: StudySettings, rows: Sequence[Row]) -> Table:
         columns["paper"] = "paper"
     table = Table(*columns.values())
     for row in rows:
-        cells = _cells(study, row)
+        cells = row_cells(study, row)
         table.add_row(*(cells[name] for name in columns))
     return table
 
 
-def _cells(study: StudySettings, row: Row) -> dict[str, str]:
+def row_cells(study: StudySettings, row: Row) -> dict[str, str]:
+    """The cells of a row as text."""
     difference, images = row.difference, row.images
     spread = f" ± {row.std:.1f}" if row.std is not None else ""
     paper = study.variants[row.variant].paper
@@ -62,7 +63,7 @@ def write_summary(study: StudySettings, rows: Sequence[Row], path: Path) -> None
         "study": study.name,
         "rows": [
             {
-                **_cells(study, row),
+                **row_cells(study, row),
                 "scores": {result.seed: result.score for result in row.results},
                 "mean_difference": row.difference.mean if row.difference else None,
                 "interval": [row.difference.low, row.difference.high] if row.difference else None,
@@ -106,7 +107,7 @@ def _section(
     ]
     return {
         "name": name,
-        "rows": [_cells(study, row) for row in rows],
+        "rows": [row_cells(study, row) for row in rows],
         "intervals": interval_chart(intervals, title="Difference to the control, over seeds", x_label=headline),
         "curves": line_chart(
             variant_curves(rows, headline), title=headline, x_label="image forwards", y_label="percent"

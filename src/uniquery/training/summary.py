@@ -18,7 +18,7 @@ from uniquery.data.dataset import Dataset
 from uniquery.data.images import sixteen_bit_maximum, unused_bits
 from uniquery.data.mirrored import similar_pairs
 from uniquery.data.sampling import images_per_epoch
-from uniquery.errors import DataError
+from uniquery.errors import DataError, list_some
 from uniquery.evaluation.protocol import DETECTIONS
 from uniquery.parallel import choose_device, get_world_size
 from uniquery.training.config import Config
@@ -106,7 +106,7 @@ def _flip_warnings(config: Config, data: Dataset) -> list[str]:
     pairs = [pair for pair in similar_pairs(data.classes) if frozenset(pair) not in known] if flips else []
     if not pairs:
         return []
-    listed = ", ".join(f"{a} and {b}" for a, b in pairs[:3]) + (f" and {len(pairs) - 3} more" if len(pairs) > 3 else "")
+    listed = list_some([f"{a} and {b}" for a, b in pairs], 3)
     setting = ", ".join(f"[{a}, {b}]" for a, b in pairs)
     return [
         f"flips ({', '.join(flips)}) may turn these classes into one another, and their labels become wrong: {listed}. "

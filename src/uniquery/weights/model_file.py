@@ -19,7 +19,7 @@ from uniquery.backbones import BackboneConfig
 from uniquery.backbones.pretrained import read_weight_file as read_foreign
 from uniquery.data.augment import TestSize
 from uniquery.data.dataset import Category
-from uniquery.errors import CheckpointError
+from uniquery.errors import CheckpointError, list_some
 from uniquery.files import replace_folder, restore_folder
 from uniquery.querying.contract import Segmenter
 from uniquery.segmenters import SegmenterConfig, build_segmenter, read_segmenter_config
@@ -234,8 +234,7 @@ class WeightMatch:
         lines = [f"{len(self.loaded)} tensors loaded"]
         for title, names in (("re-initialized", self.missing), ("ignored", self.unexpected)):
             if names:
-                listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-                lines.append(f"{len(names)} {title}: {listed}")
+                lines.append(f"{len(names)} {title}: {list_some(names)}")
         return "; ".join(lines)
 
 

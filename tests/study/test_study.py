@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from uniquery.report.runs import load_run
 from uniquery.study.page import study_table, variant_curves, write_page
 from uniquery.study.plan import plan_runs, read_study, shipped_studies, slug, study_data
 from uniquery.study.results import RunResult, add_image_intervals, compare_runs, read_result, result_file
-from uniquery.study.run import is_done, run_study
+from uniquery.study.run import finished_result, run_study, runs_left
 
 
 def study_file(folder: Path, scenes, **changes) -> Path:
@@ -217,8 +218,14 @@ class TestRun:
 
     def test_variants_start_from_one_base(self, tmp_path, scenes):
         _, runs = planned(tmp_path, scenes, start_from={"set": {"train.steps": 2}}, seeds=[0], diagnose_images=0)
+        assert not run_study(runs[:2], tmp_path / "out", diagnose_images=0, jobs=2)
+        start, first, second = runs
+        assert runs_left(runs, tmp_path / "out") == [second]
+        shutil.rmtree(start.config.folder)  # its result is still there, but nothing can start from it
+        assert runs_left(runs, tmp_path / "out") == [start, second]
+        assert runs_left([start, first], tmp_path / "out") == []
         assert not run_study(runs, tmp_path / "out", diagnose_images=0, jobs=2)
-        assert all(is_done(run, tmp_path / "out") for run in runs)
+        assert all(finished_result(run, tmp_path / "out") for run in runs)
         log = (tmp_path / "out" / "logs" / f"{runs[1].name}.log").read_text()
         assert "init_from" in log
 
@@ -235,6 +242,27 @@ class TestRun:
         assert main(arguments) == 0
         assert [p.stem for p in (tmp_path / "out" / "tiny" / "results").iterdir()] == ["scenes--base--seed1"]
         assert main([*arguments[:-4], "--only", "bse"]) == 2
+
+    def test_the_table_has_all_results_and_keeps_intervals_whose_predictions_are_gone(self, tmp_path, scenes):
+        file, out = str(study_file(tmp_path, scenes, diagnose_images=0)), tmp_path / "out" / "tiny"
+
+        def rows(*options):
+            assert main(["study", file, "--output", str(tmp_path / "out"), *options]) == 0
+            return json.loads((out / "study.json").read_text())["rows"]
+
+        _, first = rows("--seeds", "0")
+        assert list(first["images_by_seed"]) == ["0"]
+        shutil.rmtree(out / "runs")  # as on another machine
+        _, both = rows("--seeds", "7")
+        assert both["images_by_seed"].keys() == both["scores"].keys() == {"0", "7"}
+        assert both["images_by_seed"]["0"] == first["images_by_seed"]["0"]
+        _, listed = rows("--only", "base", "--seeds", "0")
+        assert list(listed["scores"]) == ["0"]  # seed 7 is not one of the study's
+
+    def test_a_damaged_summary(self, tmp_path, scenes):
+        (tmp_path / "study.json").write_text('{"rows": 3}')
+        with pytest.raises(UserError, match="is not the summary of a study"):
+            add_image_intervals([], [], tmp_path / "study.json")
 
     @pytest.mark.slow
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -303,7 +331,8 @@ class TestComparison:
 
     def test_a_page_without_predictions_or_rows(self, tmp_path, scenes):
         study, runs = planned(tmp_path, scenes)
-        rows = add_image_intervals(compare_runs(study, [result("base", 0, 5.0), result("wider jitter", 0, 6.0)]), runs)
+        results = [result("base", 0, 5.0), result("wider jitter", 0, 6.0)]
+        rows = add_image_intervals(compare_runs(study, results), runs, tmp_path / "study.json")
         assert rows[1].images is None
         write_page(study, rows, runs, tmp_path / "page.html")
         write_page(study, [], runs, tmp_path / "empty.html")

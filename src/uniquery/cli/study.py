@@ -29,8 +29,10 @@ def add_parser(commands: Any) -> None:
         "--output", type=Path, default=Path("studies"), help="folder for studies (default: %(default)s)"
     )
     parser.add_argument("--jobs", type=positive, default=1, help="trainings at the same time (default: %(default)s)")
-    parser.add_argument("--seeds", type=not_negative, nargs="+", help="only these seeds (default: the study's)")
-    parser.add_argument("--only", nargs="+", metavar="VARIANT", help="only these variants (default: all)")
+    parser.add_argument("--seeds", type=not_negative, nargs="+", help="run only these seeds (default: the study's)")
+    parser.add_argument(
+        "--only", nargs="+", metavar="VARIANT", help="run only these variants, and their controls (default: all)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="list the runs with their estimated time, train nothing")
     add_set(parser)
 
@@ -38,31 +40,33 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from uniquery.study.page import study_table, write_page, write_summary
     from uniquery.study.plan import plan_runs, study_data
-    from uniquery.study.results import add_image_intervals, compare_runs, read_result, result_file
-    from uniquery.study.run import run_study
+    from uniquery.study.results import add_image_intervals, compare_runs
+    from uniquery.study.run import finished_result, run_study
     from uniquery.training.run_folder import REPORT_FILE
 
     console = Console()
-    study = _chosen(args)
+    study = _study(args)
     output: Path = args.output / study.name
     with progress_bar("drawing scenes", console) as progress:
         data = study_data(study, output, progress)
     runs = plan_runs(study, data, output)
+    chosen = _chosen(study, runs, args.only, args.seeds)
     if args.dry_run:
-        _print_plan(console, runs, output, args.jobs)
+        _print_plan(console, chosen, output, args.jobs)
         return 0
-    total = len(runs)
+    total = len(chosen)
     failures = run_study(
-        runs,
+        chosen,
         output,
         diagnose_images=study.diagnose_images,
         jobs=args.jobs,
-        report=lambda planned, event: console.print(f"{runs.index(planned) + 1}/{total} {planned.name}: {event}"),
+        report=lambda planned, event: console.print(f"{chosen.index(planned) + 1}/{total} {planned.name}: {event}"),
     )
-    results = [result for planned in runs if (result := read_result(result_file(output, planned)))]
-    rows = add_image_intervals(compare_runs(study, results), runs)
+    results = [result for planned in runs if (result := finished_result(planned, output))]
+    summary = output / "study.json"
+    rows = add_image_intervals(compare_runs(study, results), runs, summary)
     console.print(study_table(study, rows))
-    write_summary(study, rows, output / "study.json")
+    write_summary(study, rows, summary)
     page = output / REPORT_FILE
     write_page(study, rows, runs, page, failures)
     for failure in failures:
@@ -71,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
     return 1 if failures else 0
 
 
-def _chosen(args: argparse.Namespace) -> StudySettings:
-    """The study with the options in place."""
+def _study(args: argparse.Namespace) -> StudySettings:
+    """The study with its scale, data, settings and further seeds."""
     from uniquery.study.plan import DataSettings, read_study
     from uniquery.training.config import SplitConfig
     from uniquery.training.config_files import parse_override
@@ -84,23 +88,28 @@ def _chosen(args: argparse.Namespace) -> StudySettings:
     if args.train:
         train, val = (SplitConfig(annotations=pair[0], images=pair[1]) for pair in (args.train, args.val))
         update["data"] = {"data": DataSettings(train=train, val=val)}
-    if args.seeds:
-        update["seeds"] = tuple(args.seeds)
-    if args.only:
-        unknown = [name for name in args.only if name not in study.variants]
-        if unknown:
-            raise ConfigError(f"The study has no variant '{unknown[0]}'; it has {', '.join(study.variants)}.")
-        kept = {*args.only, *(study.control_of(name) for name in args.only), study.control}
-        update["variants"] = {name: variant for name, variant in study.variants.items() if name in kept}
+    update["seeds"] = tuple(dict.fromkeys([*study.seeds, *(args.seeds or ())]))
     return study.model_copy(update=update)
+
+
+def _chosen(
+    study: StudySettings, runs: Sequence[PlannedRun], only: Sequence[str] | None, seeds: Sequence[int] | None
+) -> list[PlannedRun]:
+    """The runs of some variants, with their controls, and of some seeds; bases always."""
+    only = only or list(study.variants)
+    unknown = [name for name in only if name not in study.variants]
+    if unknown:
+        raise ConfigError(f"The study has no variant '{unknown[0]}'; it has {', '.join(study.variants)}.")
+    kept = {None, study.control, *only, *(study.control_of(name) for name in only)}
+    return [run for run in runs if run.variant in kept and (not run.variant or not seeds or run.seed in seeds)]
 
 
 def _print_plan(console: Console, runs: Sequence[PlannedRun], output: Path, jobs: int) -> None:
     from uniquery.report.tables import duration
     from uniquery.study.estimate import estimate_runs
-    from uniquery.study.run import is_done
+    from uniquery.study.run import runs_left
 
-    left = [run for run in runs if not is_done(run, output)]
+    left = runs_left(runs, output)
     with console.status("measuring a few steps of each variant"):
         seconds = estimate_runs(left)
     table = Table("run", "steps", "estimated training time")

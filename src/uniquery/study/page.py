@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def write_summary(study: StudySettings, rows: Sequence[Row], path: Path) -> None
                 "scores": {result.seed: result.score for result in row.results},
                 "mean_difference": row.difference.mean if row.difference else None,
                 "interval": [row.difference.low, row.difference.high] if row.difference else None,
+                "images_by_seed": {seed: asdict(interval) for seed, interval in row.images_by_seed.items()},
             }
             for row in rows
         ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ class Row:
         results: of its seeds, in order.
         start: the result of the base that its runs start from, if there is one.
         difference: to the control over seeds; None for the control and without a shared seed.
-        images: interval of the same difference by bootstrap over images, the mean over seeds.
+        images_by_seed: the same difference of each seed with an interval by bootstrap over images.
     """
 
     data: str
@@ -104,7 +104,12 @@ class Row:
     results: tuple[RunResult, ...]
     start: RunResult | None
     difference: Difference | None
-    images: ImageInterval | None = None
+    images_by_seed: Mapping[int, ImageInterval] = field(default_factory=dict)
+
+    @property
+    def images(self) -> ImageInterval | None:
+        """The intervals over images, the mean over seeds."""
+        return mean_interval(list(self.images_by_seed.values()))
 
     @property
     def scores(self) -> list[float]:
@@ -156,26 +161,48 @@ def _difference(control: Mapping[int, RunResult], variant: Mapping[int, RunResul
     return paired_difference(*scores) if scores[0].keys() & scores[1].keys() else None
 
 
-def add_image_intervals(rows: Sequence[Row], runs: Sequence[PlannedRun]) -> list[Row]:
-    """The rows with the bootstrap over images of each comparison, the mean over shared seeds.
+def add_image_intervals(rows: Sequence[Row], runs: Sequence[PlannedRun], summary: Path) -> list[Row]:
+    """The rows with the bootstrap over images of each shared seed.
 
-    Runs whose predictions are no longer there are left out.
+    Where the predictions are no longer there, the interval is that of the study's last summary, if it has one.
     """
     by_key = {(run.data, run.variant, run.seed): run for run in runs}
+    known = _summarized_intervals(summary)
     completed = []
     for row in rows:
-        intervals = []
+        intervals = {}
         for seed in row.difference.seeds if row.difference else ():
             pair = [by_key.get((row.data, variant, seed)) for variant in (row.control, row.variant)]
-            control, variant = (final_predictions(run) for run in pair)
-            if control is not None and variant is not None and pair[1] is not None:
-                data, limit = validation_data(pair[1]), pair[1].config.eval.max_detections
-                if not is_panoptic(data.categories):  # the interval is of mask AP
-                    truth = data.ground_truth()
-                    compared = compare_over_images(truth, control, variant, max_detections=limit)
-                    intervals += [compared.metrics["AP"]] if "AP" in compared.metrics else []
-        completed.append(replace(row, images=mean_interval(intervals)))
+            interval = _image_interval(*pair) or known.get((row.data, row.variant, row.control, seed))
+            if interval is not None:
+                intervals[seed] = interval
+        completed.append(replace(row, images_by_seed=intervals))
     return completed
+
+
+def _image_interval(control: PlannedRun | None, variant: PlannedRun | None) -> ImageInterval | None:
+    """Of mask AP, if the predictions of both are there."""
+    before, after = final_predictions(control), final_predictions(variant)
+    if before is None or after is None or variant is None:
+        return None
+    data = validation_data(variant)
+    if is_panoptic(data.categories):
+        return None
+    limit = variant.config.eval.max_detections
+    return compare_over_images(data.ground_truth(), before, after, max_detections=limit).metrics.get("AP")
+
+
+def _summarized_intervals(summary: Path) -> dict[tuple[str, str, str | None, int], ImageInterval]:
+    """The intervals of a summary by data set, variant, control and seed."""
+    try:
+        rows = json.loads(summary.read_bytes())["rows"] if summary.is_file() else []
+        return {
+            (row["data"], row["variant"], row["control"], int(seed)): ImageInterval(**interval)
+            for row in rows
+            for seed, interval in row.get("images_by_seed", {}).items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{summary} is not the summary of a study ({error!r}); remove it, it is made anew.") from None
 
 
 def final_predictions(run: PlannedRun | None) -> list[dict[str, Any]] | None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +16,9 @@ from uniquery.errors import UserError
 from uniquery.files import make_folder, write_atomically
 from uniquery.signals import stop_requests
 from uniquery.study.plan import PlannedRun
-from uniquery.study.results import read_result, result_file
+from uniquery.study.results import RunResult, read_result, result_file
 from uniquery.training.config import to_yaml
+from uniquery.training.run_folder import RunFolder
 
 _POLL_SECONDS = 0.5
 
@@ -37,11 +38,11 @@ class Failure:
     log: Path
 
 
-def is_done(run: PlannedRun, output: Path) -> bool:
-    """Whether a run has a result.
+def finished_result(run: PlannedRun, output: Path) -> RunResult | None:
+    """The result of a run, or None if it has none yet.
 
     Raises:
-        UserError: its result was made with other settings.
+        UserError: the result was made with other settings, or its file is damaged.
     """
     result = read_result(result_file(output, run))
     if result is not None and result.key != run.key:
@@ -49,7 +50,22 @@ def is_done(run: PlannedRun, output: Path) -> bool:
             f"{result_file(output, run)} was made with other settings than the study has now: choose another --output, "
             "or remove it and its run folder to run it again."
         )
-    return result is not None
+    return result
+
+
+def runs_left(runs: Sequence[PlannedRun], output: Path) -> list[PlannedRun]:
+    """The runs without a result, after the bases that they start from and whose weights are no longer there.
+
+    Raises:
+        UserError: a result was made with other settings.
+    """
+    left = [run for run in runs if finished_result(run, output) is None]
+    bases = {run.start.name: run.start for run in left if run.start and not _has_weights(run.start, output)}
+    return [*bases.values(), *(run for run in left if run.name not in bases)]
+
+
+def _has_weights(base: PlannedRun, output: Path) -> bool:
+    return finished_result(base, output) is not None and RunFolder(base.config.folder).last.is_dir()
 
 
 def run_study(
@@ -78,13 +94,13 @@ def run_study(
     """
     for folder in ("configs", "logs", "results", "runs"):
         make_folder(output / folder)
-    waiting = [run for run in runs if not is_done(run, output)]
+    waiting = runs_left(runs, output)
     failed: list[Failure] = []
     running: dict[str, tuple[PlannedRun, subprocess.Popen[bytes]]] = {}
     with stop_requests() as stop:
         try:
             while (waiting or running) and not stop:
-                while len(running) < jobs and (run := _next_ready(waiting, output)):
+                while len(running) < jobs and (run := _next_ready(waiting, {*running, *(f.run.name for f in failed)})):
                     waiting.remove(run)
                     running[run.name] = run, _start(run, output, diagnose_images)
                     report(run, "started")
@@ -108,9 +124,10 @@ def run_study(
     return failed
 
 
-def _next_ready(waiting: Sequence[PlannedRun], output: Path) -> PlannedRun | None:
-    """The first run whose base is there."""
-    return next((run for run in waiting if run.start is None or result_file(output, run.start).is_file()), None)
+def _next_ready(waiting: Sequence[PlannedRun], unfinished: Set[str]) -> PlannedRun | None:
+    """The first run whose base is neither waiting nor running nor failed."""
+    unfinished = unfinished | {run.name for run in waiting}
+    return next((run for run in waiting if run.start is None or run.start.name not in unfinished), None)
 
 
 def _start(run: PlannedRun, output: Path, diagnose_images: int) -> subprocess.Popen[bytes]:

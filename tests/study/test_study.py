@@ -19,7 +19,7 @@ from uniquery.errors import ConfigError, UserError
 from uniquery.report.runs import load_run
 from uniquery.study.page import study_table, variant_curves, write_page
 from uniquery.study.plan import plan_runs, read_study, shipped_studies, slug, study_data
-from uniquery.study.results import RunResult, add_image_intervals, compare_runs, read_result, result_file
+from uniquery.study.results import Evaluation, RunResult, add_image_intervals, compare_runs, read_result, result_file
 from uniquery.study.run import finished_result, run_study, runs_left
 
 
@@ -229,6 +229,17 @@ class TestRun:
         log = (tmp_path / "out" / "logs" / f"{runs[1].name}.log").read_text()
         assert "init_from" in log
 
+    def test_extra_views_count_as_forwards(self, tmp_path, scenes):
+        variants = {
+            "base": {},
+            "paired": {"set": {"querying.equivariance": {"views": "paired"}}},
+            "extra": {"set": {"querying.equivariance": {"views": "extra"}}},
+        }
+        _, runs = planned(tmp_path, scenes, variants=variants, seeds=[0])
+        assert not run_study(runs, tmp_path / "out", diagnose_images=0, jobs=2)
+        evaluations = [finished_result(run, tmp_path / "out").evaluations[-1] for run in runs]
+        assert [(e.step, e.images) for e in evaluations] == [(4, 8), (4, 8), (4, 16)]
+
     def test_variants_of_a_base_that_failed(self, tmp_path, scenes):
         start = {"set": {"optim.lr": 1e30, "optim.name": "sgd"}}
         _, runs = planned(tmp_path, scenes, start_from=start, seeds=[0])
@@ -354,6 +365,19 @@ class TestComparison:
         other = [replace(row, data="other") for row in rows]
         assert [column.header for column in study_table(study, rows).columns][:2] == ["variant", "seeds"]
         assert [column.header for column in study_table(study, rows + other).columns][:2] == ["data", "variant"]
+
+    def test_the_table_shows_steps_and_forwards_where_they_differ(self, tmp_path, scenes):
+        study, runs = planned(tmp_path, scenes)
+        rows = compare_runs(study, [result("base", 0, 5.0), result("wider jitter", 0, 6.0)])
+        assert "steps, forwards" not in [column.header for column in study_table(study, rows).columns]
+        longer = result("wider jitter", 0, 6.0).model_copy(
+            update={"evaluations": (Evaluation(step=1, images=1600, metrics={"AP": 6.0}),)}
+        )
+        rows = compare_runs(study, [result("base", 0, 5.0), longer])
+        lengths = study_table(study, rows).columns[-1]
+        assert (lengths.header, list(lengths.cells)) == ("steps, forwards", ["1, 8", "1, 1,600"])
+        write_page(study, rows, runs, tmp_path / "page.html")
+        assert "1, 1,600" in (tmp_path / "page.html").read_text()
 
     def test_a_damaged_result(self, tmp_path, scenes):
         _, runs = planned(tmp_path, scenes)

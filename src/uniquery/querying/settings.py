@@ -48,6 +48,11 @@ class QueryingSettings(Settings):
         """Forward passes with the base loss per loaded image: 2 with paired views."""
         return 2 if self.equivariance and self.equivariance.views == "paired" else 1
 
+    @property
+    def has_extra_views(self) -> bool:
+        """Whether each image of a batch has one more forward pass, for L_equi only."""
+        return self.equivariance is not None and self.equivariance.views == "extra"
+
 
 def _changed(table: Any, changes: Any) -> Any:
     """A table with changes, tables inside it too."""

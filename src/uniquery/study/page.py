@@ -31,6 +31,8 @@ def study_table(study: StudySettings, rows: Sequence[Row]) -> Table:
     columns |= {"difference": "difference (95 %, seeds)", "images": "(95 %, images)", "verdict": "verdict"}
     if any(variant.paper for variant in study.variants.values()):
         columns["paper"] = "paper"
+    if _lengths_differ(rows):
+        columns["length"] = "steps, forwards"
     table = Table(*columns.values())
     for row in rows:
         cells = row_cells(study, row)
@@ -52,10 +54,16 @@ def row_cells(study: StudySettings, row: Row) -> dict[str, str]:
         "difference": format_interval(difference.mean, difference.low, difference.high) if difference else "",
         "images": format_interval(images.delta, images.low, images.high) if images else "",
         "verdict": row.verdict,
+        "length": "{:,}, {:,}".format(*row.steps_and_forwards),
         "paper": "  ".join(f"{name} {value:g}" for name, value in paper.items()),
         "time": duration(statistics.fmean(result.seconds for result in row.results)),
         "memory": f"{max(result.peak_memory_gb for result in row.results):.2f} GB",
     }
+
+
+def _lengths_differ(rows: Sequence[Row]) -> bool:
+    """Whether variants were trained for different numbers of steps or image forwards."""
+    return len({row.steps_and_forwards for row in rows}) > 1
 
 
 def write_summary(study: StudySettings, rows: Sequence[Row], path: Path) -> None:
@@ -93,6 +101,7 @@ def write_page(
         labels=[],
         num_colors=NUM_COLORS,
         has_paper=any(variant.paper for variant in study.variants.values()),
+        has_length=_lengths_differ(rows),
         data_sets=[_section(study, name, [row for row in rows if row.data == name], runs, headline) for name in names],
         failures=[(failure.run.name, failure.reason) for failure in failures],
     )

@@ -29,7 +29,13 @@ from uniquery.weights.model_file import read_model_info
 
 
 class Evaluation(Settings):
-    """One evaluation of a run."""
+    """One evaluation of a run.
+
+    Attributes:
+        step: optimizer steps so far.
+        images: image forwards so far, views included.
+        metrics: in percent.
+    """
 
     step: int
     images: int
@@ -110,6 +116,12 @@ class Row:
     def images(self) -> ImageInterval | None:
         """The intervals over images, the mean over seeds."""
         return mean_interval(list(self.images_by_seed.values()))
+
+    @property
+    def steps_and_forwards(self) -> tuple[int, int]:
+        """Optimizer steps and image forwards of a run."""
+        last = self.results[0].evaluations[-1]
+        return last.step, last.images
 
     @property
     def scores(self) -> list[float]:

@@ -22,7 +22,7 @@ from uniquery.files import write_atomically
 from uniquery.parallel import choose_device
 from uniquery.report.runs import RunRecord, load_run
 from uniquery.study.results import Evaluation, RunResult
-from uniquery.training.config import load_config
+from uniquery.training.config import Config, load_config
 from uniquery.training.loop import train
 from uniquery.training.memory_use import peak_memory
 from uniquery.training.model_and_data import open_model_and_data
@@ -34,7 +34,7 @@ def main(config_file: str, task_file: str) -> int:
     config, task = load_config(Path(config_file)), json.loads(Path(task_file).read_text())
     try:
         folder = RunFolder(train(config, resume="auto", console=Console(width=120)))
-        result = finish(folder, task, config.train.device, config.data.workers)
+        result = finish(folder, task, config)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -42,11 +42,12 @@ def main(config_file: str, task_file: str) -> int:
     return 0
 
 
-def finish(folder: RunFolder, task: dict[str, Any], device: str, workers: int) -> RunResult:
+def finish(folder: RunFolder, task: dict[str, Any], config: Config) -> RunResult:
     """Predictions and diagnosis of the last weights, and the result of the run."""
-    trained = open_model_and_data(folder.last, None, choose_device(device))
+    device = choose_device(config.train.device)
+    trained = open_model_and_data(folder.last, None, device)
     (results,) = predict_dataset(
-        trained.model, trained.data, trained.classes, trained.info.test_size, workers=workers
+        trained.model, trained.data, trained.classes, trained.info.test_size, workers=config.data.workers
     ).values()
     write_atomically(folder.final_predictions_file, json.dumps(results))
     diagnosis = {}
@@ -57,25 +58,25 @@ def finish(folder: RunFolder, task: dict[str, Any], device: str, workers: int) -
     return RunResult(
         **{name: task[name] for name in ("data", "variant", "seed", "key")},
         headline=record.final.headline,
-        evaluations=_evaluations(record),
+        evaluations=_evaluations(record, 2 if config.querying.has_extra_views else 1),
         diagnosis=diagnosis,
         seconds=sum(record.phase_seconds().values()) + sum(e.seconds or 0.0 for e in record.evals),
-        peak_memory_gb=peak_memory(choose_device(device)) / 1e9,  # of a resumed run, since it was resumed
+        peak_memory_gb=peak_memory(device) / 1e9,  # of a resumed run, since it was resumed
         versions={
             "uniquery": __version__,
             "python": platform.python_version(),
             "torch": torch.__version__,
-            "device": str(choose_device(device)),
+            "device": str(device),
             "threads": str(torch.get_num_threads()),
         },
     )
 
 
-def _evaluations(record: RunRecord) -> tuple[Evaluation, ...]:
+def _evaluations(record: RunRecord, forwards_per_image: int) -> tuple[Evaluation, ...]:
     assert record.final is not None
-    images_per_step = record.images // max(record.steps, 1)
+    forwards_per_step = forwards_per_image * record.images // max(record.steps, 1)
     return tuple(
-        Evaluation(step=e.step, images=e.step * images_per_step, metrics=e.metrics)
+        Evaluation(step=e.step, images=e.step * forwards_per_step, metrics=e.metrics)
         for e in record.evals
         if e.weights == record.final.weights
     )

@@ -10,6 +10,7 @@ from uniquery.data.batch import Batch
 from uniquery.evaluation.diagnose import (
     TRANSFORMS,
     ProbedImage,
+    Response,
     cross_scene_response,
     equivariance_error,
     probe_images,
@@ -154,16 +155,13 @@ class TestCrossSceneResponse:
         assert response.same_class.mean == pytest.approx(0.6)
         assert response.other_class.mean == pytest.approx(0.4)
         assert response.instances == 2
+        assert [group.instances for group in (response.inside, response.outside, response.same_class)] == [1, 1, 1]
 
     def test_a_group_without_a_pair(self):
         scenes = [scene(torch.ones(1), torch.ones(1), logit(0.2), image_id) for image_id in (0, 1)]
         response = cross_scene_response(Toy(), scenes)
-        assert (response.other_class.pairs, response.other_class.mean, response.other_class.above_half) == (
-            0,
-            None,
-            None,
-        )
-        assert response.same_class.pairs == 2
+        assert response.other_class == Response(pairs=0, instances=0, mean=None, above_half=None)
+        assert (response.same_class.pairs, response.same_class.instances) == (2, 2)
 
     def test_nothing_to_compare(self):
         one = scene(torch.ones(2), torch.ones(2), logit(0.2, 0.9), 0)

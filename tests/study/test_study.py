@@ -136,6 +136,8 @@ class TestPlan:
             ({"control": "bas"}, "'control' is 'bas', which is not a variant. Did you mean 'base'"),
             ({"variants": {"base": {}, "b": {"control": "c"}}}, "'variants.b.control' is 'c', which is not a variant"),
             ({"variants": {"base": {}, "a b": {}, "a-b": {}}}, "differ only in signs"),
+            ({"variants": {"base": {}, "start": {}}, "start_from": {}}, "cannot be called 'start'"),
+            ({"data": {"my data": {"train": {}, "val": {}}}}, "my data"),
             ({"seeds": [1, 1]}, "'seeds' must be different"),
             ({"seeds": []}, "at least 1"),
             ({"varients": {}}, "Did you mean 'variants'"),
@@ -201,6 +203,40 @@ class TestRun:
         changed = study_file(finished, scenes, set={"train.steps": 3})
         assert main(["study", str(changed), "--output", str(finished / "out")]) == 2
         assert "was made with other settings" in capsys.readouterr().err
+        arguments = ["study", str(changed), "--output", str(finished / "out"), "--only", "base", "--seeds", "5"]
+        assert main(arguments) == 2  # before anything is trained
+        assert not (finished / "out" / "tiny" / "runs" / "scenes--base--seed5").exists()
+
+    def test_a_run_in_progress_does_not_go_on_with_other_settings(self, tmp_path, scenes):
+        _, runs = planned(tmp_path, scenes, seeds=[0])
+        out = tmp_path / "out"
+        assert not run_study(runs[:1], out, diagnose_images=0)
+        result_file(out, runs[0]).unlink()
+        assert runs_left(runs, out) == runs
+        _, longer = planned(tmp_path, scenes, seeds=[0], set={"train.steps": 5})
+        with pytest.raises(UserError, match=r"unfinished run .*base--seed0 was started with other settings"):
+            runs_left(longer, out)
+
+    def test_a_renamed_variant_keeps_its_results(self, finished, scenes):
+        variants = {"base": {}, "wider, jitter": {"set": {"data.augment.1.range": [0.5, 1.5]}}}
+        study = read_study(study_file(finished, scenes, variants=variants))
+        runs = plan_runs(study, dict(study.data), finished / "out" / "tiny")
+        assert finished_result(runs[1], finished / "out" / "tiny").variant == "wider, jitter"
+
+    def test_the_data_of_the_configuration(self, tmp_path, scenes):
+        study = read_study(study_file(tmp_path, scenes, data={}))
+        (data,) = study_data(study, tmp_path / "out").values()
+        assert data.train.annotations == scenes.annotations("train")
+        missing = study_file(tmp_path, scenes, data={}, set={"data.val.annotations": "nowhere.json"})
+        with pytest.raises(ConfigError, match=r"data.val.annotations: there is no file nowhere.json"):
+            study_data(read_study(missing), tmp_path / "out")
+
+    def test_a_message_with_brackets(self, tmp_path, scenes, capsys):
+        """rich would take them for markup."""
+        broken = {"set": {"data.train.annotations": f"{tmp_path}/[/data]/train.json"}}
+        file = study_file(tmp_path, scenes, variants={"base": broken}, seeds=[0])
+        assert main(["study", str(file), "--output", str(tmp_path / "out")]) == 1
+        assert "[/data]/train.json" in capsys.readouterr().out.replace("\n", "")
 
     def test_a_dry_run_trains_nothing(self, tmp_path, scenes, capsys):
         assert main(["study", str(study_file(tmp_path, scenes)), "--output", str(tmp_path / "out"), "--dry-run"]) == 0
@@ -267,8 +303,7 @@ class TestRun:
         _, both = rows("--seeds", "7")
         assert both["images_by_seed"].keys() == both["scores"].keys() == {"0", "7"}
         assert both["images_by_seed"]["0"] == first["images_by_seed"]["0"]
-        _, listed = rows("--only", "base", "--seeds", "0")
-        assert list(listed["scores"]) == ["0"]  # seed 7 is not one of the study's
+        assert rows("--only", "base", "--seeds", "0")[1] == both  # nothing was run
 
     def test_a_damaged_summary(self, tmp_path, scenes):
         (tmp_path / "study.json").write_text('{"rows": 3}')
@@ -315,6 +350,17 @@ def result(variant: str | None, seed: int, score: float) -> RunResult:
 
 
 class TestComparison:
+    def test_data_sets_may_have_other_metrics(self, tmp_path, scenes):
+        study, runs = planned(tmp_path, scenes)
+        quality = Evaluation(step=1, images=8, metrics={"PQ": 40.0})
+        panoptic = result("base", 0, 0.0).model_copy(update={"data": "p", "headline": "PQ", "evaluations": (quality,)})
+        rows = compare_runs(study, [result("base", 0, 5.0), panoptic])
+        assert "AP, PQ" in [column.header for column in study_table(study, rows).columns]
+        write_page(study, rows, runs, tmp_path / "page.html")
+        page = (tmp_path / "page.html").read_text()
+        assert '<th class="number">AP</th>' in page
+        assert '<th class="number">PQ</th>' in page
+
     def test_differences_are_paired_by_seed(self, tmp_path, scenes):
         study, _ = planned(tmp_path, scenes)
         scores = {"base": [10.0, 20.0, 30.0], "wider jitter": [11.0, 21.1, 30.9]}

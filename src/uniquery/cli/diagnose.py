@@ -96,7 +96,7 @@ def _percent(value: float | None) -> str:
 
 
 def _cross_scene_table(diagnosis: Diagnosis) -> Table:
-    table = Table("", "response", "above 0.5", "pairs", title="Queries on pixels, as probabilities")
+    table = Table("", "response", "above 0.5", "pairs", "of instances", title="Queries on pixels, as probabilities")
     cross = diagnosis.cross_scene
     if cross is None:
         table.add_row("n/a", "no matched query, or no other image")
@@ -107,7 +107,13 @@ def _cross_scene_table(diagnosis: Diagnosis) -> Table:
     table.add_row(others, _percent(cross.mean), _percent(cross.above_half), f"{pairs:,}")
     for name, group in GROUPS.items():
         response = getattr(cross, group)
-        table.add_row(f"… {name}", _percent(response.mean), _percent(response.above_half), f"{response.pairs:,}")
+        table.add_row(
+            f"… {name}",
+            _percent(response.mean),
+            _percent(response.above_half),
+            f"{response.pairs:,}",
+            str(response.instances),
+        )
     table.add_row("… 99th percentile", _percent(cross.p99))
     return table
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from uniquery.cli.options import add_set, add_split, command, not_negative, positive, progress_bar
@@ -40,17 +41,21 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from uniquery.study.page import study_table, write_page, write_summary
     from uniquery.study.plan import plan_runs, study_data
-    from uniquery.study.results import add_image_intervals, compare_runs
+    from uniquery.study.results import add_image_intervals, compare_runs, result_seeds
     from uniquery.study.run import finished_result, run_study
     from uniquery.training.run_folder import REPORT_FILE
 
     console = Console()
     study = _study(args)
     output: Path = args.output / study.name
+    seeds = args.seeds or study.seeds
+    study = study.model_copy(update={"seeds": tuple(dict.fromkeys([*seeds, *result_seeds(output)]))})
     with progress_bar("drawing scenes", console) as progress:
         data = study_data(study, output, progress)
     runs = plan_runs(study, data, output)
-    chosen = _chosen(study, runs, args.only, args.seeds)
+    chosen = _chosen(study, runs, args.only, seeds)
+    for planned in runs:
+        finished_result(planned, output)  # results of other settings are refused now, not after hours of training
     if args.dry_run:
         _print_plan(console, chosen, output, args.jobs)
         return 0
@@ -70,13 +75,13 @@ def run(args: argparse.Namespace) -> int:
     page = output / REPORT_FILE
     write_page(study, rows, runs, page, failures)
     for failure in failures:
-        console.print(f"[red]failed:[/] {failure.run.name}: {failure.reason} (see {failure.log})")
+        console.print(f"[red]failed:[/] {failure.run.name}: {escape(failure.reason)} (see {failure.log})")
     console.print(f"Everything is in {output}; open {page} in a browser.")
     return 1 if failures else 0
 
 
 def _study(args: argparse.Namespace) -> StudySettings:
-    """The study with its scale, data, settings and further seeds."""
+    """The study with the options for its scale, data and settings."""
     from uniquery.study.plan import DataSettings, read_study
     from uniquery.training.config import SplitConfig
     from uniquery.training.config_files import parse_override
@@ -88,12 +93,11 @@ def _study(args: argparse.Namespace) -> StudySettings:
     if args.train:
         train, val = (SplitConfig(annotations=pair[0], images=pair[1]) for pair in (args.train, args.val))
         update["data"] = {"data": DataSettings(train=train, val=val)}
-    update["seeds"] = tuple(dict.fromkeys([*study.seeds, *(args.seeds or ())]))
     return study.model_copy(update=update)
 
 
 def _chosen(
-    study: StudySettings, runs: Sequence[PlannedRun], only: Sequence[str] | None, seeds: Sequence[int] | None
+    study: StudySettings, runs: Sequence[PlannedRun], only: Sequence[str] | None, seeds: Sequence[int]
 ) -> list[PlannedRun]:
     """The runs of some variants, with their controls, and of some seeds; bases always."""
     only = only or list(study.variants)
@@ -101,7 +105,7 @@ def _chosen(
     if unknown:
         raise ConfigError(f"The study has no variant '{unknown[0]}'; it has {', '.join(study.variants)}.")
     kept = {None, study.control, *only, *(study.control_of(name) for name in only)}
-    return [run for run in runs if run.variant in kept and (not run.variant or not seeds or run.seed in seeds)]
+    return [run for run in runs if run.variant in kept and (run.variant is None or run.seed in seeds)]
 
 
 def _print_plan(console: Console, runs: Sequence[PlannedRun], output: Path, jobs: int) -> None:

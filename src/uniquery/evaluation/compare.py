@@ -18,12 +18,13 @@ from uniquery.evaluation.coco import AREAS, METRIC_DESCRIPTIONS, category_labels
 from uniquery.evaluation.entries import AnyGroundTruth, read_ground_truth
 from uniquery.evaluation.errors import MATCH_IOU, match_one_to_one
 from uniquery.evaluation.lvis import lvis_evaluation
-from uniquery.evaluation.protocol import DETECTIONS, choose_protocol
+from uniquery.evaluation.protocol import DETECTIONS, Protocol, choose_protocol
 from uniquery.masks.rle import Rle
 
 CONFIDENCE = 0.95
 _EVALUATIONS = {"coco": hotcoco_evaluation, "lvis": lvis_evaluation}
 LEAST_IMAGES = 6  # that 95 % need: if all of fewer images favor one side, that is still chance (sign test, 2 / 2⁵)
+LEAST_SEEDS = 3  # two that happen to agree have a short interval
 MOST_SEEDS = 100  # beyond this many, more seeds are not a practical advice
 
 
@@ -48,8 +49,8 @@ class Difference:
     @property
     def verdict(self) -> str:
         """In words: "helps", "hurts", or "cannot tell" with how many more seeds would be needed."""
-        if self.low is None or self.high is None:
-            return "cannot tell: run at least 3 seeds"
+        if self.low is None or self.high is None or len(self.seeds) < LEAST_SEEDS:
+            return f"cannot tell: run at least {LEAST_SEEDS} seeds"
         if self.low > 0:
             return "helps"
         if self.high < 0:
@@ -153,20 +154,21 @@ def compare_over_images(
     variant: Sequence[Row],
     *,
     max_detections: int | None = None,
+    protocol: Protocol | None = None,
     samples: int = 1000,
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> ImageComparison:
     """Mask metrics of one set of COCO results minus those of another, and how much that depends on the images.
 
-    By LVIS's rules where the data has frequencies; `max_detections` is the protocol's own number by default. `progress`
-    is called with how much of the work is done, and how much there is.
+    By the rules of `protocol`, by default LVIS's where the data has frequencies; `max_detections` is the protocol's own
+    number by default. `progress` is called with how much of the work is done, and how much there is.
 
     Raises:
         DataError: something is wrong with the ground truth or the results.
     """
     ground_truth = read_ground_truth(truth)
-    protocol = choose_protocol(ground_truth)
+    protocol = choose_protocol(ground_truth, protocol)
     evaluation, limit = _EVALUATIONS[protocol], max_detections or DETECTIONS[protocol]
     sides = []
     for done, results in enumerate((control, variant)):

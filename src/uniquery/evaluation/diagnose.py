@@ -51,11 +51,13 @@ class Response:
 
     Attributes:
         pairs: how many pairs.
+        instances: how many instances own the queries of these pairs.
         mean: mean probability; None without a pair.
         above_half: share of pairs above 0.5; None without a pair.
     """
 
     pairs: int
+    instances: int
     mean: float | None
     above_half: float | None
 
@@ -208,7 +210,8 @@ def cross_scene_response(model: Segmenter[Any, Any, Any], images: Sequence[Probe
     """The matched queries of every image on the instance pixels of all others; None if there is nothing to compare."""
     histogram = torch.zeros(BINS, dtype=torch.float64)
     groups = {name: torch.zeros(3, dtype=torch.float64) for name in ("all", *_GROUPS)}  # pairs, sum, above 0.5
-    for image in images:
+    owners: dict[str, set[tuple[int, int]]] = {name: set() for name in groups}  # (image, instance)
+    for index, image in enumerate(images):
         for other in images:
             if other is not image and len(image.queries) and len(other.instance_pixels):
                 response = model.similarity(image.queries, other.instance_pixels).sigmoid().float().cpu()
@@ -216,11 +219,13 @@ def cross_scene_response(model: Segmenter[Any, Any, Any], images: Sequence[Probe
                 for name, members in _members(image, other.instance_pixels).items():
                     chosen = response[members]
                     groups[name] += torch.stack([members.sum(), chosen.sum(), (chosen > 0.5).sum()]).double()
+                    asking = image.queries.target.cpu()[members.any(1)]
+                    owners[name] |= {(index, target) for target in asking.tolist()}
     pairs = int(groups["all"][0])
     if not pairs:
         return None
     own = torch.cat([image.own_response for image in images])
-    responses = {name: _response(sums) for name, sums in groups.items()}
+    responses = {name: _response(sums, len(owners[name])) for name, sums in groups.items()}
     overall = responses.pop("all")
     assert overall.mean is not None
     assert overall.above_half is not None
@@ -257,9 +262,9 @@ def _covered(masks: Tensor, locations: Tensor) -> Tensor:
     return masks[:, y.clamp(0, height - 1), x.clamp(0, width - 1)] & is_in_frame
 
 
-def _response(sums: Tensor) -> Response:
+def _response(sums: Tensor, instances: int) -> Response:
     pairs, total, above = sums.tolist()
-    return Response(int(pairs), total / pairs if pairs else None, above / pairs if pairs else None)
+    return Response(int(pairs), instances, total / pairs if pairs else None, above / pairs if pairs else None)
 
 
 @torch.inference_mode()

@@ -141,15 +141,24 @@ def class_rows(evals: Sequence[EvalLine | None], compare_runs: bool) -> list[Row
 def diagnosis_rows(diagnoses: Sequence[Mapping[str, Any]]) -> list[Row]:
     """In percent: the response of queries to their own and to other images, and how far masks are from equivariant."""
     crosses = [d.get("cross_scene") or {} for d in diagnoses]
-    rows = [
-        Row(name, _cells([_percent(_mean_response(c.get(key))) for c in crosses], True, lower_is_better=key != "own"))
-        for key, name in _CROSS_SCENE.items()
-    ]
+    rows = []
+    for key, name in _CROSS_SCENE.items():
+        found = [c.get(key) for c in crosses]
+        values = [_percent(_mean_response(value)) for value in found]
+        rows.append(Row(name, _cells(values, True, lower_is_better=key != "own"), _instances(found)))
     errors = [d.get("equivariance") or {} for d in diagnoses]
     for transform in dict.fromkeys(name for error in errors for name in error):
-        values = [_percent((error.get(transform) or {}).get("mask_error")) for error in errors]
-        rows.append(Row(f"mask error after {transform}", _cells(values, True, lower_is_better=True), "1 − IoU"))
+        of_runs = [error.get(transform) or {} for error in errors]
+        values = [_percent(one.get("mask_error")) for one in of_runs]
+        note = ", ".join(filter(None, ["1 − IoU", _instances(of_runs)]))
+        rows.append(Row(f"mask error after {transform}", _cells(values, True, lower_is_better=True), note))
     return rows
+
+
+def _instances(found: Sequence[Any]) -> str:
+    """How many instances the figures of each run rest on, as a note."""
+    counts = [str(one["instances"]) for one in found if isinstance(one, Mapping) and "instances" in one]
+    return f"{' and '.join(dict.fromkeys(counts))} instances" if counts else ""
 
 
 def _mean_response(value: Any) -> float | None:

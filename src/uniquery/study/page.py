@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from uniquery.evaluation.tables import format_percent
@@ -25,9 +26,9 @@ from uniquery.study.run import Failure
 
 def study_table(study: StudySettings, rows: Sequence[Row]) -> Table:
     """A row for each variant on each data set."""
-    headline = rows[0].results[0].headline if rows else "AP"
+    headlines = dict.fromkeys(row.results[0].headline for row in rows)
     columns = {"data": "data"} if len({row.data for row in rows}) > 1 else {}
-    columns |= {"variant": "variant", "seeds": "seeds", "score": headline, "control": "compared with"}
+    columns |= {"variant": "variant", "seeds": "seeds", "score": ", ".join(headlines), "control": "compared with"}
     columns |= {"difference": "difference (95 %, seeds)", "images": "(95 %, images)", "verdict": "verdict"}
     if any(variant.paper for variant in study.variants.values()):
         columns["paper"] = "paper"
@@ -36,7 +37,7 @@ def study_table(study: StudySettings, rows: Sequence[Row]) -> Table:
     table = Table(*columns.values())
     for row in rows:
         cells = row_cells(study, row)
-        table.add_row(*(cells[name] for name in columns))
+        table.add_row(*(escape(cells[name]) for name in columns))
     return table
 
 
@@ -92,25 +93,22 @@ def write_page(
     failures: Sequence[Failure] = (),
 ) -> None:
     """One html file with the table, curves, intervals and the images where variants differ most."""
-    headline = rows[0].results[0].headline if rows else "AP"
     names = dict.fromkeys(row.data for row in rows)
     html = page_template("study.html.j2").render(
         title=study.title or study.name,
         runs=sum(len(row.results) for row in rows),
-        headline=headline,
         labels=[],
         num_colors=NUM_COLORS,
         has_paper=any(variant.paper for variant in study.variants.values()),
         has_length=_lengths_differ(rows),
-        data_sets=[_section(study, name, [row for row in rows if row.data == name], runs, headline) for name in names],
+        data_sets=[_section(study, name, [row for row in rows if row.data == name], runs) for name in names],
         failures=[(failure.run.name, failure.reason) for failure in failures],
     )
     write_report(path, html)
 
 
-def _section(
-    study: StudySettings, name: str, rows: Sequence[Row], runs: Sequence[PlannedRun], headline: str
-) -> dict[str, Any]:
+def _section(study: StudySettings, name: str, rows: Sequence[Row], runs: Sequence[PlannedRun]) -> dict[str, Any]:
+    headline = rows[0].results[0].headline
     intervals = [
         Interval(row.variant, row.difference.mean, row.difference.low, row.difference.high, color)
         for color, row in enumerate(rows)
@@ -118,6 +116,7 @@ def _section(
     ]
     return {
         "name": name,
+        "headline": headline,
         "rows": [row_cells(study, row) for row in rows],
         "intervals": interval_chart(intervals, title="Difference to the control, over seeds", x_label=headline),
         "curves": line_chart(

@@ -20,7 +20,16 @@ from uniquery.settings import Settings, flatten, validate_settings
 from uniquery.training.config import Config, SplitConfig, load_config
 from uniquery.training.config_files import STUDIES, Override, config_folder, read_yaml
 
+
+def _seeds(value: Any) -> Any:
+    """`seeds: 3` means seeds 0, 1 and 2."""
+    return tuple(range(value)) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Seeds = Annotated[tuple[NonNegativeInt, ...], BeforeValidator(_seeds)]
+FileName = Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]
 DEFAULT_SCENES = ScenesConfig(train_images=600, val_images=80)
+_START = "start"  # in the file names of a base
 _NOT_HASHED = ("output", "name", "data.workers", "data.train", "data.val", "train.device", "train.init_from")
 
 
@@ -53,26 +62,23 @@ class ScaleSettings(Settings):
     set: dict[str, Any] = Field({}, description="config keys of all runs at this scale")
     set_if_used: dict[str, Any] | None = Field(None, description="instead of the study's")
     variants: dict[str, dict[str, Any]] = Field({}, description="config keys of variants, instead of the study's")
-    seeds: tuple[NonNegativeInt, ...] | None = None
-
-
-def _seeds(value: Any) -> Any:
-    """`seeds: 3` means seeds 0, 1 and 2."""
-    return tuple(range(value)) if isinstance(value, int) and not isinstance(value, bool) else value
+    seeds: Seeds | None = None
 
 
 class StudySettings(Settings):
     """A study: every variant on every data set with every seed, compared with a control."""
 
-    name: str = Field(pattern=r"^[\w-][\w.-]*$", description="of the output folder")
+    name: FileName = Field(description="of the output folder")
     title: str = ""
     config: str = Field(description="configuration of all runs: a shipped name or a path")
     set: dict[str, Any] = Field({}, description="config keys of all runs")
     set_if_used: dict[str, Any] = Field({}, description="config keys of the runs whose variant sets their table")
     control: str = Field(description="the variant that the others are compared with")
     variants: dict[str, VariantSettings] = Field(min_length=1)
-    seeds: Annotated[tuple[NonNegativeInt, ...], BeforeValidator(_seeds)] = Field((0, 1, 2), min_length=1)
-    data: dict[str, DataSettings] = Field({}, description="data sets by name; none: drawn scenes")
+    seeds: Seeds = Field((0, 1, 2), min_length=1)
+    data: dict[FileName, DataSettings] = Field(
+        {}, description="data sets by name; none: the configuration's own, or drawn scenes if it has none"
+    )
     start_from: StartSettings | None = None
     diagnose_images: NonNegativeInt = Field(16, description="validation images for diagnose; 0: none")
     scales: dict[str, ScaleSettings] = Field({}, description="what differs with --scale NAME")
@@ -89,6 +95,8 @@ class StudySettings(Settings):
         slugs = [slug(name) for name in self.variants]
         if len(set(slugs)) < len(slugs):
             raise ValueError("the names of two variants differ only in signs and spaces, which file names do not have")
+        if self.start_from and _START in slugs:
+            raise ValueError(f"a variant cannot be called '{_START}', as the base of `start_from` is")
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("'seeds' must be different")
         return self
@@ -166,7 +174,7 @@ class PlannedRun:
     @property
     def name(self) -> str:
         """A readable name, also of its files."""
-        return f"{self.data}--{slug(self.variant) if self.variant else 'start'}--seed{self.seed}"
+        return f"{self.data}--{slug(self.variant) if self.variant else _START}--seed{self.seed}"
 
     @property
     def key(self) -> str:
@@ -203,9 +211,24 @@ def shipped_studies() -> dict[str, Path]:
 def study_data(
     study: StudySettings, output: Path, progress: Callable[[int, int], None] = lambda *_: None
 ) -> dict[str, DataSettings]:
-    """The data sets of a study; without any, drawn scenes in its output folder."""
-    if study.data:
-        return dict(study.data)
+    """The data sets of a study, else that of its configuration, else drawn scenes in its output folder.
+
+    Raises:
+        ConfigError: a configuration is wrong, or an annotation file does not exist.
+    """
+    own = load_config(study.config, list(study.set.items())).data
+    data = dict(study.data)
+    if not data and own.train and own.val:
+        data = {"data": DataSettings(train=own.train, val=own.val)}
+    for name, sets in data.items():
+        for split, files in (("train", sets.train), ("val", sets.val)):
+            if not files.annotations.is_file():
+                raise ConfigError(
+                    f"data.{name}.{split}.annotations: there is no file {files.annotations}; give your data with "
+                    "--train and --val."
+                )
+    if data:
+        return data
     make_folder(output)
     scenes = make_scenes(output / "scenes", DEFAULT_SCENES, progress)
     train, val = (SplitConfig(annotations=scenes.annotations(s), images=scenes.images(s)) for s in ("train", "val"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -200,8 +201,11 @@ def _image_interval(control: PlannedRun | None, variant: PlannedRun | None) -> I
     data = validation_data(variant)
     if is_panoptic(data.categories):
         return None
-    limit = variant.config.eval.max_detections
-    return compare_over_images(data.ground_truth(), before, after, max_detections=limit).metrics.get("AP")
+    rules = variant.config.eval
+    compared = compare_over_images(
+        data.ground_truth(), before, after, max_detections=rules.max_detections, protocol=rules.protocol
+    )
+    return compared.metrics.get("AP")
 
 
 def _summarized_intervals(summary: Path) -> dict[tuple[str, str, str | None, int], ImageInterval]:
@@ -218,9 +222,12 @@ def _summarized_intervals(summary: Path) -> dict[tuple[str, str, str | None, int
 
 
 def final_predictions(run: PlannedRun | None) -> list[dict[str, Any]] | None:
-    """COCO results of the last weights of a run, if they are still there."""
-    file = RunFolder(run.config.folder).final_predictions_file if run else None
-    return json.loads(file.read_bytes()) if file is not None and file.is_file() else None
+    """COCO results of the last weights of a run, if both are still there."""
+    folder = RunFolder(run.config.folder) if run else None
+    if folder is None or not folder.last.is_dir() or not folder.final_predictions_file.is_file():
+        return None
+    results: list[dict[str, Any]] = json.loads(folder.final_predictions_file.read_bytes())
+    return results
 
 
 def validation_data(run: PlannedRun) -> CocoData:
@@ -228,6 +235,12 @@ def validation_data(run: PlannedRun) -> CocoData:
     assert run.config.data.val is not None
     classes = [category.name for category in read_model_info(RunFolder(run.config.folder).last).categories]
     return open_validation_data(run.config.data.val, classes, run.config.data.bit_depth)
+
+
+def result_seeds(output: Path) -> list[int]:
+    """The seeds that a study has results of, sorted."""
+    names = (re.search(r"--seed(\d+)$", file.stem) for file in (output / "results").glob("*.json"))
+    return sorted({int(name[1]) for name in names if name})
 
 
 def result_file(output: Path, run: PlannedRun) -> Path:

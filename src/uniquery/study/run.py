@@ -50,18 +50,30 @@ def finished_result(run: PlannedRun, output: Path) -> RunResult | None:
             f"{result_file(output, run)} was made with other settings than the study has now: choose another --output, "
             "or remove it and its run folder to run it again."
         )
-    return result
+    # A variant that was renamed within its file name keeps its results.
+    return result and result.model_copy(update={"data": run.data, "variant": run.variant})
 
 
 def runs_left(runs: Sequence[PlannedRun], output: Path) -> list[PlannedRun]:
     """The runs without a result, after the bases that they start from and whose weights are no longer there.
 
     Raises:
-        UserError: a result was made with other settings.
+        UserError: a result, or a run in progress, was made with other settings.
     """
     left = [run for run in runs if finished_result(run, output) is None]
+    for run in left:
+        _check_progress(run, output)
     bases = {run.start.name: run.start for run in left if run.start and not _has_weights(run.start, output)}
     return [*bases.values(), *(run for run in left if run.name not in bases)]
+
+
+def _check_progress(run: PlannedRun, output: Path) -> None:
+    task = _task_file(run, output)
+    if run.config.folder.is_dir() and task.is_file() and json.loads(task.read_bytes())["key"] != run.key:
+        raise UserError(
+            f"The unfinished run {run.config.folder} was started with other settings than the study has now: choose "
+            "another --output, or remove it to start it again."
+        )
 
 
 def _has_weights(base: PlannedRun, output: Path) -> bool:
@@ -102,7 +114,7 @@ def run_study(
             while (waiting or running) and not stop:
                 while len(running) < jobs and (run := _next_ready(waiting, {*running, *(f.run.name for f in failed)})):
                     waiting.remove(run)
-                    running[run.name] = run, _start(run, output, diagnose_images)
+                    running[run.name] = run, _start(run, output, diagnose_images, jobs)
                     report(run, "started")
                 if not running and waiting:  # their base failed
                     failed += [
@@ -130,16 +142,20 @@ def _next_ready(waiting: Sequence[PlannedRun], unfinished: Set[str]) -> PlannedR
     return next((run for run in waiting if run.start is None or run.start.name not in unfinished), None)
 
 
-def _start(run: PlannedRun, output: Path, diagnose_images: int) -> subprocess.Popen[bytes]:
-    config, task = output / "configs" / f"{run.name}.yaml", output / "configs" / f"{run.name}.json"
+def _start(run: PlannedRun, output: Path, diagnose_images: int, jobs: int) -> subprocess.Popen[bytes]:
+    config, task = output / "configs" / f"{run.name}.yaml", _task_file(run, output)
     write_atomically(config, to_yaml(run.config))
     values = {"data": run.data, "variant": run.variant, "seed": run.seed, "key": run.key}
     values |= {"result": str(result_file(output, run)), "diagnose_images": diagnose_images if run.variant else 0}
     write_atomically(task, json.dumps(values))
     command = [sys.executable, "-m", "uniquery.study.worker", str(config), str(task)]
+    threads = str(max(1, (os.cpu_count() or 1) // jobs))
+    environment = ({"OMP_NUM_THREADS": threads} if jobs > 1 else {}) | os.environ  # a number that the user set counts
     with _log(run, output).open("ab") as log:
         # A session of its own: Ctrl-C reaches only this process, which then asks each run to stop once.
-        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)  # noqa: S603 (our own module)
+        return subprocess.Popen(  # noqa: S603 (our own module)
+            command, stdout=log, stderr=log, start_new_session=True, env=environment
+        )
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -149,6 +165,10 @@ def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
             os.kill(process.pid, signal.SIGTERM)
     for process in processes:
         process.wait()
+
+
+def _task_file(run: PlannedRun, output: Path) -> Path:
+    return output / "configs" / f"{run.name}.json"
 
 
 def _log(run: PlannedRun, output: Path) -> Path:

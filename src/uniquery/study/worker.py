@@ -31,8 +31,8 @@ from uniquery.training.run_folder import RunFolder
 
 def main(config_file: str, task_file: str) -> int:
     """Trains (or resumes) and writes the result; 0 if all went well, 2 for bad input."""
-    config, task = load_config(Path(config_file)), json.loads(Path(task_file).read_text())
     try:
+        config, task = load_config(Path(config_file)), json.loads(Path(task_file).read_text())
         folder = RunFolder(train(config, resume="auto", console=Console(width=120)))
         result = finish(folder, task, config)
     except UserError as error:
@@ -45,9 +45,15 @@ def main(config_file: str, task_file: str) -> int:
 def finish(folder: RunFolder, task: dict[str, Any], config: Config) -> RunResult:
     """Predictions and diagnosis of the last weights, and the result of the run."""
     device = choose_device(config.train.device)
+    peak_bytes = peak_memory(device)  # of the training alone; of a resumed one, since it was resumed
     trained = open_model_and_data(folder.last, None, device)
     (results,) = predict_dataset(
-        trained.model, trained.data, trained.classes, trained.info.test_size, workers=config.data.workers
+        trained.model,
+        trained.data,
+        trained.classes,
+        trained.info.test_size,
+        workers=config.data.workers,
+        on_unreadable=(lambda _: None) if config.data.on_unreadable == "skip" else None,  # the training has named them
     ).values()
     write_atomically(folder.final_predictions_file, json.dumps(results))
     diagnosis = {}
@@ -61,7 +67,7 @@ def finish(folder: RunFolder, task: dict[str, Any], config: Config) -> RunResult
         evaluations=_evaluations(record, 2 if config.querying.has_extra_views else 1),
         diagnosis=diagnosis,
         seconds=sum(record.phase_seconds().values()) + sum(e.seconds or 0.0 for e in record.evals),
-        peak_memory_gb=peak_memory(device) / 1e9,  # of a resumed run, since it was resumed
+        peak_memory_gb=peak_bytes / 1e9,
         versions={
             "uniquery": __version__,
             "python": platform.python_version(),

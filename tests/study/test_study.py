@@ -304,6 +304,8 @@ class TestRun:
         assert both["images_by_seed"].keys() == both["scores"].keys() == {"0", "7"}
         assert both["images_by_seed"]["0"] == first["images_by_seed"]["0"]
         assert rows("--only", "base", "--seeds", "0")[1] == both  # nothing was run
+        assert rows("--table")[1] == both
+        assert not (out / "results" / "scenes--base--seed1.json").exists()
 
     def test_a_damaged_summary(self, tmp_path, scenes):
         (tmp_path / "study.json").write_text('{"rows": 3}')

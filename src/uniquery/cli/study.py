@@ -34,6 +34,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--only", nargs="+", metavar="VARIANT", help="run only these variants, and their controls (default: all)"
     )
+    parser.add_argument("--table", action="store_true", help="train nothing: table and page of the results so far")
     parser.add_argument("--dry-run", action="store_true", help="list the runs with their estimated time, train nothing")
     add_set(parser)
 
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     total = len(chosen)
     failures = run_study(
-        chosen,
+        [] if args.table else chosen,
         output,
         diagnose_images=study.diagnose_images,
         jobs=args.jobs,

@@ -26,9 +26,9 @@ from uniquery.study.run import Failure
 
 def study_table(study: StudySettings, rows: Sequence[Row]) -> Table:
     """A row for each variant on each data set."""
-    headlines = dict.fromkeys(row.results[0].headline for row in rows)
+    headline = ", ".join(dict.fromkeys(row.results[0].headline for row in rows)) or "AP"
     columns = {"data": "data"} if len({row.data for row in rows}) > 1 else {}
-    columns |= {"variant": "variant", "seeds": "seeds", "score": ", ".join(headlines) or "AP", "control": "compared with"}
+    columns |= {"variant": "variant", "seeds": "seeds", "score": headline, "control": "compared with"}
     columns |= {"difference": "difference (95 %, seeds)", "images": "(95 %, images)", "verdict": "verdict"}
     if any(variant.paper for variant in study.variants.values()):
         columns["paper"] = "paper"

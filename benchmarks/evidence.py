@@ -5,7 +5,8 @@
 A folder of results holds study.yaml (the study as it was run), the result of each run, and study.json with the
 intervals over images, which need predictions that are not kept. `<!-- results: FOLDER -->` in the page says where the
 table of a folder belongs; variants after a colon limit it to these. `<!-- curves: FOLDER: VARIANTS -->` stands before
-the picture of their AP, with the base that they start from.
+the picture of their AP, with the base that they start from. `<!-- memory age -->` stands before the table of
+memory_age.py.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from uniquery.study.results import Row, RunResult, compare_runs, read_result
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "evidence.md"
 TABLE = re.compile(r"<!-- results: ([\w-]+)(?:: ([^>]+?))? -->\n+(?:\|.*\n)*\n*")
+MEMORY_AGE = re.compile(r"<!-- memory age -->\n+(?:\|.*\n)*\n*")
 CURVES = re.compile(r"<!-- curves: ([\w-]+): ([^>]+?) -->\n+!\[[^]]*\]\(([^)]+)\)")
 COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2")
 STYLE = """text { font: 11px sans-serif; fill: #666; } .gridline { stroke: #ddd; } .axis { stroke: #999; }
@@ -53,7 +55,8 @@ def main() -> None:
 
 def with_tables(page: str) -> str:
     """The page with every table made anew."""
-    return TABLE.sub(_marked_table, page)
+    page = TABLE.sub(_marked_table, page)
+    return MEMORY_AGE.sub(lambda _: f"<!-- memory age -->\n\n{_memory_table()}\n\n", page)
 
 
 def _marked_table(match: re.Match[str]) -> str:
@@ -87,6 +90,24 @@ def _table(folder: Path, wanted: Sequence[str] | None) -> str:
         cells = row_cells(_read_study(folder), row) | {"images": over_images.get(row.variant, "")}
         cells |= {"own": _mean_response(row.results, "own"), "others": _mean_response(row.results, "mean")}
         lines.append([cells[name] for name in COLUMNS])
+    return _markdown(lines)
+
+
+def _memory_table() -> str:
+    """The response by age of a stored pixel: one line for each variant, the mean over its seeds."""
+    measured = json.loads((RESULTS / "memory_age.json").read_bytes())
+    by_variant: dict[tuple[str, str], list[list[float]]] = {}
+    for row in measured["rows"]:
+        _, variant, _ = row["run"].split("--")
+        by_variant.setdefault((row["study"], variant), []).append(row["responses"])
+    lines = [["study", "variant", "seeds", *measured["columns"]], ["---"] * (3 + len(measured["columns"]))]
+    for (study, variant), responses in by_variant.items():
+        means = [f"{fmean(column):.2f}" for column in zip(*responses, strict=True)]
+        lines.append([f"`{study}`", variant.replace("-", " "), str(len(responses)), *means])
+    return _markdown(lines)
+
+
+def _markdown(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

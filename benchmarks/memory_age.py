@@ -1,15 +1,17 @@
 """How strongly the queries of a run fire on the pixels of its memory, by their age, and on pixels embedded now.
 
-    python benchmarks/memory_age.py runs/NAME [runs/OTHER]
+    python benchmarks/memory_age.py studies/NAME/runs/* --output benchmarks/results/memory_age.json
 
 If L_inter made queries unique, they would respond to all pixels of other images alike. A response that falls with the
 age of a pixel means that embeddings have moved on, queries and features together, and that old pixels no longer match.
-Queries are those of the run's validation images that own an instance. Prints a table in Markdown.
+Queries are those of the run's validation images that own an instance. Runs are those of studies; runs without a memory
+are left out. `evidence.py` writes the table of the page from the json.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from dataclasses import fields
 from itertools import pairwise
@@ -28,11 +30,13 @@ AGES = [0, 10, 40, 80, 1_000_000]  # in forwards
 MEMORY = "algorithm/memory/"
 
 
-def measure(run: Path, count: int) -> list[float | None]:
+def measure(run: Path, count: int) -> list[float | None] | None:
     """The response to stored pixels of each age, and to pixels of the validation images, embedded now."""
+    state = load_trainer_state(RunFolder(run).last).tensors
+    if MEMORY + "pushed_at" not in state:
+        return None
     trained = open_model_and_data(RunFolder(run).last, None, torch.device("cpu"))
     diagnosis = diagnose(trained.model, trained.data, trained.info.test_size, count)
-    state = load_trainer_state(RunFolder(run).last).tensors
     stored = InstancePixels(**{f.name: state[MEMORY + f.name] for f in fields(InstancePixels)})
     age = state[MEMORY + "pushed_at"].max() - state[MEMORY + "pushed_at"]
     groups = [stored[((low <= age) & (age < high)).nonzero().flatten()] for low, high in pairwise(AGES)]
@@ -50,15 +54,20 @@ def mean_response(model: Any, images: Sequence[ProbedImage], pixels: InstancePix
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, help="trained with querying.inter, with a memory")
+    parser.add_argument("runs", nargs="+", type=Path, help="folders STUDY/runs/DATA--VARIANT--SEED of studies")
     parser.add_argument("--images", type=int, default=48, help="validation images")
+    parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
-    ages = [f"{low} to {high} forwards old" for low, high in pairwise(AGES[:-1])]
-    print("|", " | ".join(["run", *ages, f"{AGES[-2]} or more", "embedded now"]), "|")
-    print("|", " | ".join(["---"] * (len(AGES) + 1)), "|")
+    ages = [*(f"{low} to {high} forwards old" for low, high in pairwise(AGES[:-1])), f"{AGES[-2]} or more"]
+    rows = []
     for run in args.runs:
-        cells = ["–" if value is None else f"{value:.3f}" for value in measure(run, args.images)]
-        print("|", " | ".join([run.name, *cells]), "|", flush=True)
+        responses = measure(run, args.images)
+        if responses is None:
+            continue
+        rows.append({"study": run.parent.parent.name, "run": run.name, "responses": responses})
+        print(run.name, *("–" if value is None else f"{value:.3f}" for value in responses), flush=True)
+    result = {"images": args.images, "columns": [*ages, "embedded now"], "rows": rows}
+    args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

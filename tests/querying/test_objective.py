@@ -117,21 +117,6 @@ def test_paired_views_carry_the_base_loss_at_their_own_size():
         assert loss.item() == pytest.approx(sum(half[name].item() for half in halves) / 2, rel=1e-5), name
 
 
-def test_views_of_a_share_of_the_images():
-    """All images and the views of the first count alike; L_equi is that of the first alone."""
-    model = segmenter()
-    images, targets = batch((3, 2, 1))
-    first = Images(images.pixels[:1], images.sizes[:1])
-    group = EquivarianceSettings(flip=1.0, crop=None)
-    losses = UniqueQuerying(model, equivariance=group.model_copy(update={"share": 1 / 3}))(images, targets)
-    alone = UniqueQuerying(model, equivariance=group)(first, targets[:1])
-    assert losses.pop("loss_equi").item() == pytest.approx(alone["loss_equi"].item(), rel=1e-5)
-    transforms = group.draw(first.sizes, keyed_generator(0, 0, 0), [keyed_generator(0, 0, 0, 0, 0, 0)])
-    base, view = UniqueQuerying(model)(images, targets), UniqueQuerying(model)(*view_of(first, targets[:1], transforms))
-    for name, loss in losses.items():
-        assert loss.item() == pytest.approx((3 * base[name].item() + view[name].item()) / 4, rel=1e-5), name
-
-
 def test_l_inter_is_the_mean_over_the_queries_of_images_and_views():
     """Not the mean of two means: views show fewer instances, and so have fewer queries."""
     model = segmenter()

@@ -29,7 +29,6 @@ class EquivarianceSettings(RandomTransform):
     views: Literal["paired", "extra"] = Field(
         "paired", description="paired: half of the batch are views, with the base loss too; extra: for L_equi only"
     )
-    share: float = Field(1.0, gt=0, le=1, description="how many of the images have a view; 1: all")
     target: Literal["masks", "features"] = Field("masks", description="masks: Eq. 8; features: Eq. 6")
 
     @model_validator(mode="after")

@@ -76,17 +76,14 @@ class UniqueQuerying(nn.Module):
         supervised = [original]
         if self.equivariance:
             with phase("forward"):
-                viewed = max(1, round(self.equivariance.share * len(images)))
-                some, some_targets = Images(images.pixels[:viewed], images.sizes[:viewed]), targets[:viewed]
-                image_generators = self._image_generators(_VIEWS, some_targets, "cpu")
-                transforms = self.equivariance.draw(some.sizes, self._generator(_VIEWS), image_generators)
-                views = view_of(some, some_targets, transforms, self.mirrored)
+                image_generators = self._image_generators(_VIEWS, targets, "cpu")
+                transforms = self.equivariance.draw(images.sizes, self._generator(_VIEWS), image_generators)
+                views = view_of(images, targets, transforms, self.mirrored)
             view = self._forward_and_assign(*views, phase)
             if self.equivariance.views == "paired":
                 supervised.append(view)
         with phase("loss"):
-            per_pass = [self.segmenter.losses(p.outputs, p.targets, p.assignment) for p in supervised]
-            losses = _mean(per_pass, [len(p.targets) for p in supervised])
+            losses = _mean([self.segmenter.losses(p.outputs, p.targets, p.assignment) for p in supervised])
             if self.inter:
                 losses["loss_inter"] = self._inter_scene(self.inter, supervised)
             if self.equivariance and self.equivariance.weight:
@@ -176,7 +173,6 @@ class UniqueQuerying(nn.Module):
     ) -> Tensor:
         """Eq. 8 or 6."""
         pixels = original.outputs.pixels
-        pixels = replace(pixels, embeddings=pixels.embeddings[: len(transforms)])
         if settings.target == "features":
             return settings.weight * feature_equivariance(view.outputs.pixels, pixels, transforms)
         queries = _matched(self.segmenter.queries(view.outputs, view.assignment))
@@ -251,7 +247,6 @@ def _concatenated(queries: Sequence[QueriesT], passes: Sequence[_Pass]) -> Queri
     return queries[0].cat([replace(q, image=q.image + start) for q, start in zip(queries, starts, strict=False)])
 
 
-def _mean(losses: Sequence[dict[str, Tensor]], images: Sequence[int]) -> dict[str, Tensor]:
-    """The mean of each loss over the passes, weighted by how many images each has."""
-    weights = [count / sum(images) for count in images]
-    return {name: sum(w * each[name] for w, each in zip(weights, losses, strict=True)) for name in losses[0]}
+def _mean(losses: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of each loss over the passes."""
+    return {name: torch.stack([pass_losses[name] for pass_losses in losses]).mean() for name in losses[0]}

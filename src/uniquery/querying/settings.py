@@ -48,11 +48,6 @@ class QueryingSettings(Settings):
         """Forward passes with the base loss per loaded image: 2 with paired views."""
         return 2 if self.equivariance and self.equivariance.views == "paired" else 1
 
-    def images_per_batch(self, forwards: int) -> int:
-        """How many images are loaded, so that they and their views are as many forward passes."""
-        paired = self.equivariance is not None and self.equivariance.views == "paired"
-        return round(forwards / (1 + self.equivariance.share)) if self.equivariance and paired else forwards
-
     @property
     def has_extra_views(self) -> bool:
         """Whether each image of a batch has one more forward pass, for L_equi only."""

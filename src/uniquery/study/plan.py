@@ -181,8 +181,6 @@ class PlannedRun:
         """A hash of annotations and of every setting that changes the result, with those of the run it starts from."""
         settings = flatten(self.config.model_dump(mode="json"))
         values = {key: value for key, value in settings.items() if not key.startswith(_NOT_HASHED)}
-        if values.get("querying.equivariance.share") == 1.0:
-            del values["querying.equivariance.share"]  # results from before this setting stay valid
         if self.start is None and self.config.train.init_from is not None:
             values["train.init_from"] = str(self.config.train.init_from)
         splits = {"data.train": self.config.data.train, "data.val": self.config.data.val}

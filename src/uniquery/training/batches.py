@@ -167,7 +167,7 @@ def training_batches(
     first, last = steps or (run.step, run.steps)
     sampler = StepBatchSampler(
         len(data),
-        run.config.querying.images_per_batch(settings.batch_size),
+        settings.batch_size // run.config.querying.forwards_per_image,
         run.config.seed,
         first_step=first * settings.accumulate,
         last_step=last * settings.accumulate,

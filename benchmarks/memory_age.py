@@ -31,7 +31,7 @@ MEMORY = "algorithm/memory/"
 
 
 def measure(run: Path, count: int) -> list[float | None] | None:
-    """The response to stored pixels of each age, and to pixels of the validation images, embedded now; None without a memory."""
+    """The response to stored pixels of each age, and to validation pixels, embedded now; None without a memory."""
     state = load_trainer_state(RunFolder(run).last).tensors
     if MEMORY + "pushed_at" not in state:
         return None

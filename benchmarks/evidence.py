@@ -4,7 +4,8 @@
 
 A folder of results holds study.yaml (the study as it was run), the result of each run, and study.json with the
 intervals over images, which need predictions that are not kept. `<!-- results: FOLDER -->` in the page says where the
-table of a folder belongs; variants after a colon limit it to these. `<!-- curves: FOLDER: VARIANTS -->` stands before
+table of a folder belongs; variants after a colon limit it to these. `<!-- differences: VARIANT, CONTROL: FOLDERS -->`
+stands before a table of the differences of two variants over seeds. `<!-- curves: FOLDER: VARIANTS -->` stands before
 the picture of their AP, with the base that they start from. `<!-- memory age -->` stands before the table of
 memory_age.py.
 """
@@ -20,7 +21,9 @@ from typing import Any
 
 import yaml
 
+from uniquery.evaluation.compare import paired_difference
 from uniquery.report.charts import line_chart
+from uniquery.report.tables import format_interval
 from uniquery.study.page import row_cells, variant_curves
 from uniquery.study.plan import StudySettings
 from uniquery.study.results import Row, RunResult, compare_runs, read_result
@@ -28,6 +31,7 @@ from uniquery.study.results import Row, RunResult, compare_runs, read_result
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "evidence.md"
 TABLE = re.compile(r"<!-- results: ([\w-]+)(?:: ([^>]+?))? -->\n+(?:\|.*\n)*\n*")
+DIFFERENCES = re.compile(r"<!-- differences: ([^>,]+), ([^>:]+): ([^>]+?) -->\n+(?:\|.*\n)*\n*")
 MEMORY_AGE = re.compile(r"<!-- memory age -->\n+(?:\|.*\n)*\n*")
 CURVES = re.compile(r"<!-- curves: ([\w-]+): ([^>]+?) -->\n+!\[[^]]*\]\(([^)]+)\)")
 COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2")
@@ -40,7 +44,7 @@ COLUMNS = {
     "score": "AP",
     "control": "control",
     "difference": "difference (95 %, seeds)",
-    "images": "(95 %, images)",
+    "images": "difference (95 %, images)",
     "own": "response on own",
     "others": "on others",
 }
@@ -56,13 +60,17 @@ def main() -> None:
 def with_tables(page: str) -> str:
     """The page with every table made anew."""
     page = TABLE.sub(_marked_table, page)
+    page = DIFFERENCES.sub(lambda match: f"{_marker(match)}\n\n{_differences(*match.groups())}\n\n", page)
     return MEMORY_AGE.sub(lambda _: f"<!-- memory age -->\n\n{_memory_table()}\n\n", page)
 
 
 def _marked_table(match: re.Match[str]) -> str:
     wanted = _names(match[2]) if match[2] else None
-    marker = match[0].split("\n", 1)[0]
-    return f"{marker}\n\n{_table(RESULTS / match[1], wanted)}\n\n"
+    return f"{_marker(match)}\n\n{_table(RESULTS / match[1], wanted)}\n\n"
+
+
+def _marker(match: re.Match[str]) -> str:
+    return match[0].split("\n", 1)[0]
 
 
 def _names(text: str) -> list[str]:
@@ -84,12 +92,26 @@ def _rows(folder: Path, wanted: Sequence[str] | None) -> list[Row]:
 
 def _table(folder: Path, wanted: Sequence[str] | None) -> str:
     summary = json.loads((folder / "study.json").read_bytes())
-    over_images = {row["variant"]: row["images"] for row in summary["rows"]}
+    summaries = {row["variant"]: row for row in summary["rows"]}
     lines = [list(COLUMNS.values()), ["---"] * len(COLUMNS)]
     for row in _rows(folder, wanted):
-        cells = row_cells(_read_study(folder), row) | {"images": over_images.get(row.variant, "")}
+        of_variant = summaries.get(row.variant, {"scores": {}, "images": ""})
+        if [int(seed) for seed in of_variant["scores"]] != [result.seed for result in row.results]:
+            raise SystemExit(f"error: {folder}/study.json is older than the results of {row.variant}.")
+        cells = row_cells(_read_study(folder), row) | {"images": of_variant["images"]}
         cells |= {"own": _mean_response(row.results, "own"), "others": _mean_response(row.results, "mean")}
         lines.append([cells[name] for name in COLUMNS])
+    return _markdown(lines)
+
+
+def _differences(variant: str, control: str, folders: str) -> str:
+    """The difference of two variants over seeds: one line for each study."""
+    lines = [["study", f"{variant} − {control} (95 %, seeds)"], ["---"] * 2]
+    for folder in _names(folders):
+        rows = {row.variant: row for row in _rows(RESULTS / folder, [variant, control])}
+        scores = [{result.seed: result.score for result in rows[name].results} for name in (control, variant)]
+        difference = paired_difference(*scores)
+        lines.append([f"`{folder}`", format_interval(difference.mean, difference.low, difference.high)])
     return _markdown(lines)
 
 

@@ -26,7 +26,7 @@ from uniquery.training.checkpoint import load_trainer_state
 from uniquery.training.model_and_data import open_model_and_data
 from uniquery.training.run_folder import RunFolder
 
-AGES = [0, 10, 40, 80, 1_000_000]  # in forwards
+AGES = [0, 10, 40, 80, 1_000_000]  # in steps
 MEMORY = "algorithm/memory/"
 
 
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=48, help="validation images")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
-    ages = [*(f"{low} to {high} forwards old" for low, high in pairwise(AGES[:-1])), f"{AGES[-2]} or more"]
+    ages = [*(f"{low} to {high} steps old" for low, high in pairwise(AGES[:-1])), f"{AGES[-2]} or more"]
     rows = []
     for run in args.runs:
         responses = measure(run, args.images)

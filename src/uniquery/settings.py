@@ -65,7 +65,8 @@ def _sentence(error: dict[str, Any], model: type[BaseModel], content: Any) -> st
         if error["type"] == "union_tag_invalid":
             message = f"'{value}' is not one of {choices}"
         hint = did_you_mean(str(value), [c.strip(" '") for c in choices.replace(" or ", ",").split(",")])
-    return f"{prefix}{message}{given}.{hint}"
+    sentence = f"{prefix}{message}{given}"
+    return sentence if sentence.endswith("?") else f"{sentence}.{hint}"
 
 
 def _keys(location: tuple[int | str, ...], error_type: str, content: Any) -> list[str]:

@@ -556,7 +556,7 @@ def test_sweep_writes_json_and_refuses_what_it_cannot_do(trained, tmp_path, caps
 
 
 def test_the_demo(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(demo, "SCENES", ScenesConfig(train_images=6, val_images=4, size=64, classes=3, crowding=4))
+    monkeypatch.setattr(demo, "DEMO_SCENES", ScenesConfig(train_images=6, val_images=4, size=64, classes=3, crowding=4))
     settings = [
         "train={steps: 2, batch_size: 4, eval_every: 2, save_every: 2, log_every: 1}",
         "backbone={name: tiny, weights: random}",

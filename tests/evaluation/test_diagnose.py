@@ -243,8 +243,10 @@ class TestEquivarianceError:
         assert equivariance_error(model, [read(model, bright(0, 20, size=(31, 96)))], TRANSFORMS["flip"]) is None
         one = read(model, bright(16, 48))
         empty = ProbedImage(**{**vars(one), "instances": one.instances[torch.zeros(1, dtype=torch.bool)]})
-        assert equivariance_error(model, [empty], TRANSFORMS["flip"]) is None
-        assert equivariance_error(model, [read(model, bright(72, 96))], TRANSFORMS["crop"]) is None  # it shows 0–64
+        for scene, name in ((empty, "flip"), (read(model, bright(72, 96)), "crop")):  # the crop shows 0–64
+            found = equivariance_error(model, [scene], TRANSFORMS[name])
+            assert (found.mask_error, found.instances, found.images) == (None, 0, 1)
+            assert found.feature_error == 0
 
 
 class TestProbeImages:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +18,23 @@ from helpers.small_runs import small_config
 from uniquery.cli import main
 from uniquery.errors import ConfigError, UserError
 from uniquery.report.runs import load_run
+from uniquery.study.estimate import total_seconds
 from uniquery.study.page import study_table, variant_curves, write_page
 from uniquery.study.plan import plan_runs, read_study, shipped_studies, slug, study_data
-from uniquery.study.results import Evaluation, RunResult, add_image_intervals, compare_runs, read_result, result_file
-from uniquery.study.run import finished_result, run_study, runs_left
+from uniquery.study.results import (
+    Evaluation,
+    RunResult,
+    add_image_intervals,
+    compare_runs,
+    final_predictions,
+    read_result,
+    result_file,
+    result_seeds,
+)
+from uniquery.study.run import finished_result, run_study, runs_left, threads_per_run
+from uniquery.study.worker import exclusive_lock
+from uniquery.study.worker import main as worker_main
+from uniquery.training.run_folder import RunFolder
 
 
 def study_file(folder: Path, scenes, **changes) -> Path:
@@ -108,11 +122,14 @@ class TestPlan:
             "inter": {"set": {"querying.inter": {}}},
             "inter, weight": {"set": {"querying.inter.weight": 0.1}},
             "inter, own cap": {"set": {"querying.inter": {}, "querying.inter.max_queries": 5}},
+            "inter, cap in its table": {"set": {"querying.inter": {"max_queries": 6}}},
             "off": {"set": {"querying.inter": None}},
+            "preset": {"set": {"querying": "paper"}},
+            "preset without it": {"set": {"querying": "recommended"}},
         }
         _, runs = planned(tmp_path, scenes, variants=variants, set_if_used={"querying.inter.max_queries": 64}, seeds=1)
         inter = [run.config.querying.inter for run in runs]
-        assert [settings and settings.max_queries for settings in inter] == [None, 64, 64, 5, None]
+        assert [settings and settings.max_queries for settings in inter] == [None, 64, 64, 5, 6, None, 64, None]
         assert (inter[2].weight, inter[2].max_queries) == (0.1, 64)
 
     def test_a_scale_may_change_variants(self, tmp_path, scenes):
@@ -138,15 +155,29 @@ class TestPlan:
             ({"variants": {"base": {}, "a b": {}, "a-b": {}}}, "differ only in signs"),
             ({"variants": {"base": {}, "start": {}}, "start_from": {}}, "cannot be called 'start'"),
             ({"data": {"my data": {"train": {}, "val": {}}}}, "my data"),
-            ({"seeds": [1, 1]}, "'seeds' must be different"),
+            ({"seeds": [1, 1]}, "a list of different seeds"),
             ({"seeds": []}, "at least 1"),
+            ({"seeds": 0}, "seeds: write the number of seeds, at least 1"),
+            ({"scales": {"paper": {"seeds": []}}}, "scales.paper.seeds: write the number of seeds, at least 1"),
+            ({"variants": {"base": {"set": {"seed": 3}}}}, "variant 'base' sets 'seed', which the study sets itself"),
+            (
+                {"variants": {"base": {"set": {"train.init_from": "a.pth"}}}, "start_from": {}},
+                "variant 'base' sets 'train.init_from'",
+            ),
+            ({"set_if_used": {"querying.intr.weight": 1}}, "'set_if_used' has the key 'querying.intr.weight'"),
             ({"varients": {}}, "Did you mean 'variants'"),
             ({"set": {"train.stps": 3}}, "Did you mean 'steps'"),
+            (
+                {"variants": {"base": {}, "b": {"set": {"train.stps": 3}}}},
+                "variant 'b' of the study tiny: .*train.stps",
+            ),
+            ({"start_from": {"set": {"train.stps": 3}}}, "start_from of the study tiny: .*train.stps"),
         ],
     )
     def test_mistakes_in_a_study_file(self, tmp_path, scenes, changes, message):
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(ConfigError, match=f"(?s){message}") as error:
             planned(tmp_path, scenes, **changes)
+        assert "?." not in str(error.value)
 
     def test_no_such_study(self):
         with pytest.raises(ConfigError, match="neither a file nor a shipped name"):
@@ -230,6 +261,9 @@ class TestRun:
         missing = study_file(tmp_path, scenes, data={}, set={"data.val.annotations": "nowhere.json"})
         with pytest.raises(ConfigError, match=r"data.val.annotations: there is no file nowhere.json"):
             study_data(read_study(missing), tmp_path / "out")
+        half = study_file(tmp_path, scenes, data={}, set={"data.val": None})
+        with pytest.raises(ConfigError, match=r"has only one of data.train and data.val"):
+            study_data(read_study(half), tmp_path / "out")
 
     def test_a_message_with_brackets(self, tmp_path, scenes, capsys):
         """rich would take them for markup."""
@@ -251,6 +285,29 @@ class TestRun:
         assert "failed: scenes--broken--seed0" in output.replace("\n", " ")
         assert read_result(tmp_path / "out" / "tiny" / "results" / "scenes--base--seed0.json")
         assert "Failed runs" in (tmp_path / "out" / "tiny" / "report.html").read_text()
+
+    def test_a_run_that_was_killed(self, tmp_path, scenes, monkeypatch):
+        monkeypatch.setattr(
+            "uniquery.study.run._start",
+            lambda *_: subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]),
+        )
+        _, runs = planned(tmp_path, scenes, seeds=[0])
+        (failure,) = run_study(runs[:1], tmp_path / "out", diagnose_images=0)
+        assert failure.reason == "it was ended by SIGKILL, perhaps because memory ran out"
+
+    def test_two_processes_do_not_train_the_same_run(self, tmp_path):
+        """The second waits for the first, and takes its result."""
+        task, result = tmp_path / "run.json", tmp_path / "result.json"
+        task.write_text(json.dumps({"result": str(result)}))
+        with ThreadPoolExecutor(1) as pool:
+            with exclusive_lock(tmp_path / "run.lock") as waited:
+                assert not waited
+                second = pool.submit(worker_main, "there is no configuration, which only a training reads", str(task))
+                time.sleep(0.2)
+                assert not second.done()
+                result.write_text("of the first process")
+            assert second.result(10) == 0
+        assert result.read_text() == "of the first process"
 
     def test_variants_start_from_one_base(self, tmp_path, scenes):
         _, runs = planned(tmp_path, scenes, start_from={"set": {"train.steps": 2}}, seeds=[0], diagnose_images=0)
@@ -289,6 +346,26 @@ class TestRun:
         assert main(arguments) == 0
         assert [p.stem for p in (tmp_path / "out" / "tiny" / "results").iterdir()] == ["scenes--base--seed1"]
         assert main([*arguments[:-4], "--only", "bse"]) == 2
+
+    def test_a_variant_comes_with_its_own_control_only(self, tmp_path, scenes, capsys):
+        variants = {"base": {}, "views": {}, "equi": {"control": "views"}}
+        file = str(study_file(tmp_path, scenes, variants=variants, seeds=1))
+        assert main(["study", file, "--output", str(tmp_path / "out"), "--dry-run", "--only", "equi"]) == 0
+        output = capsys.readouterr().out
+        assert "2 of 2 runs are left" in output
+        assert "scenes--base--seed0" not in output
+
+    def test_the_time_of_several_jobs(self, tmp_path, scenes, monkeypatch):
+        """A base is not shared out, and a run is not split."""
+        start, *others = planned(tmp_path, scenes, start_from={})[1]
+        seconds = {start.name: 10.0} | dict.fromkeys([run.name for run in others], 3.0)
+        assert [total_seconds([start, *others], seconds, jobs) for jobs in (1, 2, 8)] == [22, 16, 13]
+        assert total_seconds([], {}, 2) == 0
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        monkeypatch.setattr(os, "cpu_count", lambda: 8)
+        assert [threads_per_run(jobs) for jobs in (1, 2, 20)] == [None, 4, 1]
+        monkeypatch.setenv("OMP_NUM_THREADS", "3")
+        assert threads_per_run(2) is None
 
     def test_the_table_has_all_results_and_keeps_intervals_whose_predictions_are_gone(self, tmp_path, scenes):
         file, out = str(study_file(tmp_path, scenes, diagnose_images=0)), tmp_path / "out" / "tiny"
@@ -427,10 +504,36 @@ class TestComparison:
         write_page(study, rows, runs, tmp_path / "page.html")
         assert "1, 1,600" in (tmp_path / "page.html").read_text()
 
-    def test_a_damaged_result(self, tmp_path, scenes):
+    def test_the_table_shows_our_time_and_memory_beside_the_papers(self, tmp_path, scenes):
+        variants = {"base": {"paper": {"AP": 35.5, "min/epoch": 90}}}
+        study, _ = planned(tmp_path, scenes, variants=variants)
+        columns = study_table(study, compare_runs(study, [result("base", 0, 5.0)])).columns
+        assert [column.header for column in columns][-3:] == ["paper", "time of a run", "peak memory"]
+
+    def test_the_seed_of_a_base_is_none_of_the_variants(self, tmp_path):
+        (tmp_path / "results").mkdir()
+        for name in ("data--start--seed10", "data--base--seed3", "data--start-again--seed4"):
+            (tmp_path / "results" / f"{name}.json").touch()
+        assert result_seeds(tmp_path) == [3, 4]
+
+    @pytest.mark.parametrize("content", ['{"data": 3', result("a", 0, 1.0).model_copy(update={"evaluations": ()})])
+    def test_a_damaged_result(self, tmp_path, scenes, content):
         _, runs = planned(tmp_path, scenes)
         path = result_file(tmp_path, runs[0])
         path.parent.mkdir()
-        path.write_text('{"data": 3')
+        path.write_text(content if isinstance(content, str) else content.model_dump_json())
         with pytest.raises(UserError, match="remove it to run it again"):
             read_result(path)
+
+    def test_damaged_files_of_a_run(self, tmp_path, scenes):
+        _, (planned_run, *_) = planned(tmp_path, scenes)
+        folder = RunFolder(planned_run.config.folder)
+        folder.last.mkdir(parents=True)
+        folder.final_predictions_file.write_text("[{")
+        with pytest.raises(UserError, match=r"final_predictions.json is damaged; remove it"):
+            final_predictions(planned_run)
+        task = tmp_path / "out" / "configs" / f"{planned_run.name}.json"
+        task.parent.mkdir()
+        task.write_text("[3]")
+        with pytest.raises(UserError, match=rf"{planned_run.name}.json is damaged: remove it"):
+            runs_left([planned_run], tmp_path / "out")

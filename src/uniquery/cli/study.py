@@ -105,18 +105,18 @@ def _chosen(
     unknown = [name for name in only if name not in study.variants]
     if unknown:
         raise ConfigError(f"The study has no variant '{unknown[0]}'; it has {', '.join(study.variants)}.")
-    kept = {None, study.control, *only, *(study.control_of(name) for name in only)}
+    kept = {None, *only, *(study.control_of(name) for name in only)}
     return [run for run in runs if run.variant in kept and (run.variant is None or run.seed in seeds)]
 
 
 def _print_plan(console: Console, runs: Sequence[PlannedRun], output: Path, jobs: int) -> None:
     from uniquery.report.tables import duration
-    from uniquery.study.estimate import estimate_runs
-    from uniquery.study.run import runs_left
+    from uniquery.study.estimate import estimate_runs, total_seconds
+    from uniquery.study.run import runs_left, threads_per_run
 
     left = runs_left(runs, output)
     with console.status("measuring a few steps of each variant"):
-        seconds = estimate_runs(left)
+        seconds = estimate_runs(left, threads_per_run(jobs))
     table = Table("run", "steps", "estimated training time")
     for planned in runs:
         estimate = duration(seconds[planned.name]) if planned.name in seconds else "done"
@@ -125,6 +125,6 @@ def _print_plan(console: Console, runs: Sequence[PlannedRun], output: Path, jobs
         )
     console.print(table)
     console.print(
-        f"{len(left)} of {len(runs)} runs are left: about {duration(sum(seconds.values()) / jobs)} of training with "
-        f"--jobs {jobs}, plus evaluations."
+        f"{len(left)} of {len(runs)} runs are left: about {duration(total_seconds(left, seconds, jobs))} of training "
+        f"with --jobs {jobs}, plus evaluations."
     )

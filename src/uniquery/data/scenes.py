@@ -70,6 +70,9 @@ class ScenesConfig(Settings):
         return self
 
 
+DEMO_SCENES = ScenesConfig(train_images=600, val_images=80)  # of the demo, and of studies without data
+
+
 @dataclass(frozen=True)
 class Scene:
     """One drawn image with K objects.

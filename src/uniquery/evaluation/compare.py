@@ -48,13 +48,15 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """In words: "helps", "hurts", or "cannot tell" with how many more seeds would be needed."""
+        """In words: "helps", "hurts", "no difference", or "cannot tell" with how many more seeds would be needed."""
         if self.low is None or self.high is None or len(self.seeds) < LEAST_SEEDS:
             return f"cannot tell: run at least {LEAST_SEEDS} seeds"
         if self.low > 0:
             return "helps"
         if self.high < 0:
             return "hurts"
+        if self.mean == self.std == 0:
+            return "no difference in any seed"
         needed = self.seeds_needed()
         if needed is None:
             return f"cannot tell: a difference this small needs more than {MOST_SEEDS} seeds"

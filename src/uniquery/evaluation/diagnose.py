@@ -96,13 +96,14 @@ class EquivarianceError:
     """How far predictions and features are from following a transformation.
 
     Attributes:
-        mask_error: 1 − IoU between the prediction on g(I) and g of the prediction on I, over confident instances.
+        mask_error: 1 − IoU between the prediction on g(I) and g of the prediction on I, over confident instances;
+            None without any.
         feature_error: mean squared distance of f(g(I)) and g(f(I)), relative to the variance of g(f(I)) over the image.
         instances: how many predicted instances the mask error rests on.
         images: how many images the feature error rests on.
     """
 
-    mask_error: float
+    mask_error: float | None
     feature_error: float
     instances: int
     images: int
@@ -271,7 +272,7 @@ def _response(sums: Tensor, instances: int) -> Response:
 def equivariance_error(
     model: Segmenter[Any, Any, Any], images: Sequence[ProbedImage], make_transform: Callable[[int, int], Transform]
 ) -> EquivarianceError | None:
-    """One transformation, over all images; None if no image is large enough or no instance is predicted."""
+    """One transformation, over all images; None if no image is large enough."""
     mask_errors, feature_errors = [], []
     for image in images:
         height, width = (side // SIZE_DIVISIBILITY * SIZE_DIVISIBILITY for side in image.batch.images.sizes[0])
@@ -283,10 +284,10 @@ def equivariance_error(
         feature_errors.append(relative_feature_error(outputs.pixels, image.pixel_map, (height, width), g))
         (instances,) = model.predict(outputs, [(g.height, g.width)])
         mask_errors += view_mask_errors(image.instances, instances, g)
-    if not mask_errors or not feature_errors:
+    if not feature_errors:
         return None
     return EquivarianceError(
-        sum(mask_errors) / len(mask_errors),
+        sum(mask_errors) / len(mask_errors) if mask_errors else None,
         sum(feature_errors) / len(feature_errors),
         instances=len(mask_errors),
         images=len(feature_errors),

@@ -12,6 +12,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from uniquery.evaluation.compare import Difference
 from uniquery.evaluation.tables import format_percent
 from uniquery.files import write_atomically
 from uniquery.report.charts import NUM_COLORS, Interval, Series, interval_chart, line_chart
@@ -30,8 +31,11 @@ def study_table(study: StudySettings, rows: Sequence[Row]) -> Table:
     columns = {"data": "data"} if len({row.data for row in rows}) > 1 else {}
     columns |= {"variant": "variant", "seeds": "seeds", "score": headline, "control": "compared with"}
     columns |= {"difference": "difference (95 %, seeds)", "images": "(95 %, images)", "verdict": "verdict"}
-    if any(variant.paper for variant in study.variants.values()):
+    papers = {figure for variant in study.variants.values() for figure in variant.paper}
+    if papers:
         columns["paper"] = "paper"
+    if papers - {headline}:  # it reports time or memory
+        columns |= {"time": "time of a run", "memory": "peak memory"}
     if _lengths_differ(rows):
         columns["length"] = "steps, forwards"
     table = Table(*columns.values())
@@ -76,13 +80,19 @@ def write_summary(study: StudySettings, rows: Sequence[Row], path: Path) -> None
                 **row_cells(study, row),
                 "scores": {result.seed: result.score for result in row.results},
                 "mean_difference": row.difference.mean if row.difference else None,
-                "interval": [row.difference.low, row.difference.high] if row.difference else None,
+                "interval": _interval(row.difference),
                 "images_by_seed": {seed: asdict(interval) for seed, interval in row.images_by_seed.items()},
             }
             for row in rows
         ],
     }
     write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False))
+
+
+def _interval(difference: Difference | None) -> list[float] | None:
+    if difference is None or difference.low is None or difference.high is None:
+        return None
+    return [difference.low, difference.high]
 
 
 def write_page(

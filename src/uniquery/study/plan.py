@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, model_validator
 
-from uniquery.data.scenes import ScenesConfig, make_scenes
+from uniquery.data.scenes import DEMO_SCENES, make_scenes
 from uniquery.errors import ConfigError, did_you_mean
 from uniquery.files import make_folder
 from uniquery.settings import Settings, flatten, validate_settings
@@ -26,9 +27,14 @@ def _seeds(value: Any) -> Any:
     return tuple(range(value)) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-Seeds = Annotated[tuple[NonNegativeInt, ...], BeforeValidator(_seeds)]
+def _different(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError("write the number of seeds, at least 1, or a list of different seeds")
+    return seeds
+
+
+Seeds = Annotated[tuple[NonNegativeInt, ...], BeforeValidator(_seeds), AfterValidator(_different)]
 FileName = Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]
-DEFAULT_SCENES = ScenesConfig(train_images=600, val_images=80)
 _START = "start"  # in the file names of a base
 _NOT_HASHED = ("output", "name", "data.workers", "data.train", "data.val", "train.device", "train.init_from")
 
@@ -72,10 +78,10 @@ class StudySettings(Settings):
     title: str = ""
     config: str = Field(description="configuration of all runs: a shipped name or a path")
     set: dict[str, Any] = Field({}, description="config keys of all runs")
-    set_if_used: dict[str, Any] = Field({}, description="config keys of the runs whose variant sets their table")
+    set_if_used: dict[str, Any] = Field({}, description="config keys of the runs that use their table")
     control: str = Field(description="the variant that the others are compared with")
     variants: dict[str, VariantSettings] = Field(min_length=1)
-    seeds: Seeds = Field((0, 1, 2), min_length=1)
+    seeds: Seeds = (0, 1, 2)
     data: dict[FileName, DataSettings] = Field(
         {}, description="data sets by name; none: the configuration's own, or drawn scenes if it has none"
     )
@@ -84,7 +90,7 @@ class StudySettings(Settings):
     scales: dict[str, ScaleSettings] = Field({}, description="what differs with --scale NAME")
 
     @model_validator(mode="after")
-    def _controls_exist(self) -> StudySettings:
+    def _is_consistent(self) -> StudySettings:
         controls = {"control": self.control} | {f"variants.{v}.control": s.control for v, s in self.variants.items()}
         unknown = [name for scale in self.scales.values() for name in scale.variants if name not in self.variants]
         if unknown:
@@ -97,8 +103,10 @@ class StudySettings(Settings):
             raise ValueError("the names of two variants differ only in signs and spaces, which file names do not have")
         if self.start_from and _START in slugs:
             raise ValueError(f"a variant cannot be called '{_START}', as the base of `start_from` is")
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError("'seeds' must be different")
+        for key in ("seed", "output", "name", *(["train.init_from"] if self.start_from else [])):
+            variant = next((name for name, settings in self.variants.items() if key in settings.set), None)
+            if variant is not None:
+                raise ValueError(f"variant '{variant}' sets '{key}', which the study sets itself")
         return self
 
     def control_of(self, variant: str) -> str:
@@ -134,7 +142,10 @@ class StudySettings(Settings):
         )
 
     def settings_of(self, variant: str) -> dict[str, Any]:
-        """All config keys of a variant. `set_if_used` holds for the tables that the variant sets to something.
+        """All config keys of a variant. `set_if_used` holds where its configuration has their table.
+
+        Raises:
+            ConfigError: the configuration is wrong.
 
         >>> study = StudySettings(
         ...     name="s", config="demo", control="a", set_if_used={"querying.inter.max_queries": 64},
@@ -144,13 +155,25 @@ class StudySettings(Settings):
         ({}, {'querying.inter': {}, 'querying.inter.max_queries': 64})
         """
         own = self.variants[variant].set
-        used = {key for key, value in own.items() if value is not None}
-        where_used = {
-            key: value
-            for key, value in self.set_if_used.items()
-            if key not in own and any(f"{name}.".startswith(f"{key.rpartition('.')[0]}.") for name in used)
-        }
-        return {**self.set, **own, **where_used}
+        settings = {**self.set, **own}
+        given = {full_key for key, value in own.items() for full_key in flatten(value, key)}
+        candidates = {key: value for key, value in self.set_if_used.items() if key not in given}
+        if not candidates:
+            return settings
+        config = load_config(self.config, list(settings.items()))
+        return {**settings, **{key: value for key, value in candidates.items() if _has_table(config, key)}}
+
+
+def _has_table(config: Config, key: str) -> bool:
+    """Whether a configuration has the table of a key: `querying.inter` of `querying.inter.max_queries`."""
+    table: Any = config
+    for name in key.split(".")[:-1]:
+        if table is None:
+            return False
+        if not hasattr(table, name):
+            raise ConfigError(f"'set_if_used' has the key '{key}', which is not a key of a configuration.")
+        table = getattr(table, name)
+    return table is not None
 
 
 @dataclass(frozen=True)
@@ -218,7 +241,11 @@ def study_data(
     """
     own = load_config(study.config, list(study.set.items())).data
     data = dict(study.data)
-    if not data and own.train and own.val:
+    if not data and (own.train or own.val):
+        if not own.train or not own.val:
+            raise ConfigError(
+                f"{study.config} has only one of data.train and data.val; give your data with --train and --val."
+            )
         data = {"data": DataSettings(train=own.train, val=own.val)}
     for name, sets in data.items():
         for split, files in (("train", sets.train), ("val", sets.val)):
@@ -230,7 +257,7 @@ def study_data(
     if data:
         return data
     make_folder(output)
-    scenes = make_scenes(output / "scenes", DEFAULT_SCENES, progress)
+    scenes = make_scenes(output / "scenes", DEMO_SCENES, progress)
     train, val = (SplitConfig(annotations=scenes.annotations(s), images=scenes.images(s)) for s in ("train", "val"))
     return {"scenes": DataSettings(train=train, val=val)}
 
@@ -246,14 +273,25 @@ def plan_runs(study: StudySettings, data: dict[str, DataSettings], output: Path)
     for name, split in data.items():
         if study.start_from is not None:
             settings = {**study.set, **study.start_from.set}
-            starts[name] = _planned(study, name, split, None, study.start_from.seed, settings, output, None)
+            with _mistakes_in(f"start_from of the study {study.name}"):
+                starts[name] = _planned(study, name, split, None, study.start_from.seed, settings, output, None)
             runs.append(starts[name])
     for seed in study.seeds:
         for name, split in data.items():
             for variant in study.variants:
-                settings = study.settings_of(variant)
-                runs.append(_planned(study, name, split, variant, seed, settings, output, starts.get(name)))
+                with _mistakes_in(f"variant '{variant}' of the study {study.name}"):
+                    settings = study.settings_of(variant)
+                    runs.append(_planned(study, name, split, variant, seed, settings, output, starts.get(name)))
     return runs
+
+
+@contextmanager
+def _mistakes_in(place: str) -> Iterator[None]:
+    """Says which part of a study has the mistake."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None
 
 
 def _planned(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from uniquery.data.coco import CocoData
 from uniquery.data.dataset import is_panoptic
@@ -64,7 +64,7 @@ class RunResult(Settings):
     seed: int
     key: str
     headline: str
-    evaluations: tuple[Evaluation, ...]
+    evaluations: tuple[Evaluation, ...] = Field(min_length=1)
     diagnosis: dict[str, Any]
     seconds: float
     peak_memory_gb: float
@@ -222,11 +222,20 @@ def _summarized_intervals(summary: Path) -> dict[tuple[str, str, str | None, int
 
 
 def final_predictions(run: PlannedRun | None) -> list[dict[str, Any]] | None:
-    """COCO results of the last weights of a run, if both are still there."""
+    """COCO results of the last weights of a run, if both are still there.
+
+    Raises:
+        UserError: their file is damaged.
+    """
     folder = RunFolder(run.config.folder) if run else None
     if folder is None or not folder.last.is_dir() or not folder.final_predictions_file.is_file():
         return None
-    results: list[dict[str, Any]] = json.loads(folder.final_predictions_file.read_bytes())
+    try:
+        results: list[dict[str, Any]] = json.loads(folder.final_predictions_file.read_bytes())
+    except ValueError:
+        raise UserError(
+            f"{folder.final_predictions_file} is damaged; remove it: the study then has no interval over images for it."
+        ) from None
     return results
 
 
@@ -239,7 +248,7 @@ def validation_data(run: PlannedRun) -> CocoData:
 
 def result_seeds(output: Path) -> list[int]:
     """The seeds that a study has results of, sorted."""
-    names = (re.search(r"--seed(\d+)$", file.stem) for file in (output / "results").glob("*.json"))
+    names = (re.search(r"(?<!--start)--seed(\d+)$", file.stem) for file in (output / "results").glob("*.json"))
     return sorted({int(name[1]) for name in names if name})
 
 

@@ -29,7 +29,7 @@ class Failure:
 
     Attributes:
         run: which.
-        reason: the last line of its log.
+        reason: the last line that it wrote, or the signal that ended it.
         log: the file.
     """
 
@@ -69,7 +69,15 @@ def runs_left(runs: Sequence[PlannedRun], output: Path) -> list[PlannedRun]:
 
 def _check_progress(run: PlannedRun, output: Path) -> None:
     task = _task_file(run, output)
-    if run.config.folder.is_dir() and task.is_file() and json.loads(task.read_bytes())["key"] != run.key:
+    if not run.config.folder.is_dir() or not task.is_file():
+        return
+    try:
+        key = json.loads(task.read_bytes())["key"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(
+            f"{task} is damaged: remove it if {run.config.folder} was started with the study's settings, else both."
+        ) from None
+    if key != run.key:
         raise UserError(
             f"The unfinished run {run.config.folder} was started with other settings than the study has now: choose "
             "another --output, or remove it to start it again."
@@ -127,13 +135,19 @@ def run_study(
                         del running[name]
                         succeeded = process.returncode == 0
                         if not succeeded:
-                            failed.append(Failure(run, _last_line(_log(run, output)), _log(run, output)))
+                            log = _log(run, output)
+                            failed.append(Failure(run, _reason(process.returncode, log), log))
                         report(run, "done" if succeeded else "failed")
         finally:
             _stop([process for _, process in running.values()])
     if stop:
         stop.exit()
     return failed
+
+
+def threads_per_run(jobs: int) -> int | None:
+    """Threads of each of several runs at a time; None: torch decides, or the user, who has set OMP_NUM_THREADS."""
+    return max(1, (os.cpu_count() or 1) // jobs) if jobs > 1 and "OMP_NUM_THREADS" not in os.environ else None
 
 
 def _next_ready(waiting: Sequence[PlannedRun], unfinished: Set[str]) -> PlannedRun | None:
@@ -149,8 +163,8 @@ def _start(run: PlannedRun, output: Path, diagnose_images: int, jobs: int) -> su
     values |= {"result": str(result_file(output, run)), "diagnose_images": diagnose_images if run.variant else 0}
     write_atomically(task, json.dumps(values))
     command = [sys.executable, "-m", "uniquery.study.worker", str(config), str(task)]
-    threads = str(max(1, (os.cpu_count() or 1) // jobs))
-    environment = ({"OMP_NUM_THREADS": threads} if jobs > 1 else {}) | os.environ  # a number that the user set counts
+    environment = {"OMP_NUM_THREADS": str(threads)} if (threads := threads_per_run(jobs)) else {}
+    environment |= os.environ
     with _log(run, output).open("ab") as log:
         # A session of its own: Ctrl-C reaches only this process, which then asks each run to stop once.
         return subprocess.Popen(  # noqa: S603 (our own module)
@@ -175,6 +189,9 @@ def _log(run: PlannedRun, output: Path) -> Path:
     return output / "logs" / f"{run.name}.log"
 
 
-def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []
+def _reason(returncode: int, log: Path) -> str:
+    if returncode < 0:
+        hint = ", perhaps because memory ran out" if -returncode == signal.SIGKILL else ""
+        return f"it was ended by {signal.Signals(-returncode).name}{hint}"
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")

@@ -5,9 +5,12 @@ python -m uniquery.study.worker CONFIG.yaml TASK.json
 
 from __future__ import annotations
 
+import fcntl
 import json
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +34,33 @@ from uniquery.training.run_folder import RunFolder
 
 def main(config_file: str, task_file: str) -> int:
     """Trains (or resumes) and writes the result; 0 if all went well, 2 for bad input."""
-    try:
-        config, task = load_config(Path(config_file)), json.loads(Path(task_file).read_text())
-        folder = RunFolder(train(config, resume="auto", console=Console(width=120)))
-        result = finish(folder, task, config)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    write_atomically(Path(task["result"]), result.model_dump_json(indent=1))
+    task = json.loads(Path(task_file).read_text())
+    with exclusive_lock(Path(task_file).with_suffix(".lock")) as waited:
+        if waited and Path(task["result"]).is_file():
+            return 0
+        try:
+            config = load_config(Path(config_file))
+            folder = RunFolder(train(config, resume="auto", console=Console(width=120)))
+            result = finish(folder, task, config)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        write_atomically(Path(task["result"]), result.model_dump_json(indent=1))
     return 0
+
+
+@contextmanager
+def exclusive_lock(path: Path) -> Iterator[bool]:
+    """Waits while another process has the lock, which ends with that process; True if it had to wait."""
+    with path.open("ab") as file:
+        waited = False
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waited = True
+            print("Another process trains this run: waiting for it.", flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield waited
 
 
 def finish(folder: RunFolder, task: dict[str, Any], config: Config) -> RunResult:

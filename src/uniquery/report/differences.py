@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from uniquery.data.coco import CocoData
@@ -16,7 +17,7 @@ _SIDE = 300
 def differing_images(
     data: CocoData, sides: Sequence[Mapping[int, Sequence[Row]]], captions: Sequence[str], count: int
 ) -> list[dict[str, Any]]:
-    """The images whose F1 score changed most from the first results to the second, largest change first.
+    """The images whose F1 score changed most from the first results to the second, gains and losses in turn.
 
     Args:
         data: the images.
@@ -34,8 +35,18 @@ def differing_images(
         found = [[(labels[r["category_id"]], r["segmentation"]) for r in side.get(image_id, ())] for side in sides]
         before, after = (image_score(instances, predicted) for predicted in found)
         changes.append(after - before)
-    order = sorted((i for i, change in enumerate(changes) if change), key=lambda i: -abs(changes[i]))[:count]
-    return [_picture(data, index, changes[index], sides, captions) for index in order]
+    return [_picture(data, index, changes[index], sides, captions) for index in largest_changes(changes)[:count]]
+
+
+def largest_changes(changes: Sequence[float]) -> list[int]:
+    """Indices of the largest gain, the largest loss, the second largest gain, …: neither side hides the other.
+
+    >>> largest_changes([0.1, -1.0, 0.0, -0.5, 0.3, -0.2])
+    [4, 1, 0, 3, 5]
+    """
+    gains = sorted((i for i, change in enumerate(changes) if change > 0), key=lambda i: -changes[i])
+    losses = sorted((i for i, change in enumerate(changes) if change < 0), key=lambda i: changes[i])
+    return [i for pair in zip_longest(gains, losses) for i in pair if i is not None]
 
 
 def _picture(

@@ -42,7 +42,9 @@ def test_the_interval_is_that_of_a_paired_t_test():
         ([0.5], "cannot tell: run at least 3 seeds"),
         ([0.5, 0.51], "cannot tell: run at least 3 seeds"),
         ([0.001, -1.0, 1.0], f"more than {MOST_SEEDS} seeds"),
-        ([0.0, 0.0, 0.0], "no difference in any seed"),
+        ([0.0, 0.0, 0.0], "no difference: less than 0.1 either way"),
+        ([-0.012, -0.013, -0.012], "no difference: less than 0.1 either way"),
+        ([-0.1, -0.12, -0.11], "hurts"),
     ],
 )
 def test_verdicts(differences, verdict):

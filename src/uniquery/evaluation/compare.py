@@ -26,6 +26,7 @@ _EVALUATIONS = {"coco": hotcoco_evaluation, "lvis": lvis_evaluation}
 LEAST_IMAGES = 6  # that 95 % need: if all of fewer images favor one side, that is still chance (sign test, 2 / 2⁵)
 LEAST_SEEDS = 3  # two that happen to agree have a short interval
 MOST_SEEDS = 100  # beyond this many, more seeds are not a practical advice
+NEGLIGIBLE = 0.1  # percent
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,12 @@ class Difference:
         """In words: "helps", "hurts", "no difference", or "cannot tell" with how many more seeds would be needed."""
         if self.low is None or self.high is None or len(self.seeds) < LEAST_SEEDS:
             return f"cannot tell: run at least {LEAST_SEEDS} seeds"
+        if self.low > -NEGLIGIBLE and self.high < NEGLIGIBLE:
+            return f"no difference: less than {NEGLIGIBLE} either way"
         if self.low > 0:
             return "helps"
         if self.high < 0:
             return "hurts"
-        if self.mean == self.std == 0:
-            return "no difference in any seed"
         needed = self.seeds_needed()
         if needed is None:
             return f"cannot tell: a difference this small needs more than {MOST_SEEDS} seeds"

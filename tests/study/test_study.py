@@ -153,7 +153,7 @@ class TestPlan:
             ({"control": "bas"}, "'control' is 'bas', which is not a variant. Did you mean 'base'"),
             ({"variants": {"base": {}, "b": {"control": "c"}}}, "'variants.b.control' is 'c', which is not a variant"),
             ({"variants": {"base": {}, "a b": {}, "a-b": {}}}, "differ only in signs"),
-            ({"variants": {"base": {}, "start": {}}, "start_from": {}}, "cannot be called 'start'"),
+            ({"variants": {"base": {}, "start": {}}}, "cannot be called 'start'"),
             ({"data": {"my data": {"train": {}, "val": {}}}}, "my data"),
             ({"seeds": [1, 1]}, "a list of different seeds"),
             ({"seeds": []}, "at least 1"),
@@ -166,12 +166,12 @@ class TestPlan:
             ),
             ({"set_if_used": {"querying.intr.weight": 1}}, "'set_if_used' has the key 'querying.intr.weight'"),
             ({"varients": {}}, "Did you mean 'variants'"),
-            ({"set": {"train.stps": 3}}, "Did you mean 'steps'"),
+            ({"set": {"train.stps": 3}}, "study tiny: .*Did you mean 'steps'"),
             (
                 {"variants": {"base": {}, "b": {"set": {"train.stps": 3}}}},
-                "variant 'b' of the study tiny: .*train.stps",
+                "variant 'b' of study tiny: .*train.stps",
             ),
-            ({"start_from": {"set": {"train.stps": 3}}}, "start_from of the study tiny: .*train.stps"),
+            ({"start_from": {"set": {"train.stps": 3}}}, "start_from of study tiny: .*train.stps"),
         ],
     )
     def test_mistakes_in_a_study_file(self, tmp_path, scenes, changes, message):

@@ -101,7 +101,7 @@ class StudySettings(Settings):
         slugs = [slug(name) for name in self.variants]
         if len(set(slugs)) < len(slugs):
             raise ValueError("the names of two variants differ only in signs and spaces, which file names do not have")
-        if self.start_from and _START in slugs:
+        if _START in slugs:
             raise ValueError(f"a variant cannot be called '{_START}', as the base of `start_from` is")
         for key in ("seed", "output", "name", *(["train.init_from"] if self.start_from else [])):
             variant = next((name for name, settings in self.variants.items() if key in settings.set), None)
@@ -239,7 +239,8 @@ def study_data(
     Raises:
         ConfigError: a configuration is wrong, or an annotation file does not exist.
     """
-    own = load_config(study.config, list(study.set.items())).data
+    with _mistakes_in(f"study {study.name}"):
+        own = load_config(study.config, list(study.set.items())).data
     data = dict(study.data)
     if not data and (own.train or own.val):
         if not own.train or not own.val:
@@ -273,13 +274,13 @@ def plan_runs(study: StudySettings, data: dict[str, DataSettings], output: Path)
     for name, split in data.items():
         if study.start_from is not None:
             settings = {**study.set, **study.start_from.set}
-            with _mistakes_in(f"start_from of the study {study.name}"):
+            with _mistakes_in(f"start_from of study {study.name}"):
                 starts[name] = _planned(study, name, split, None, study.start_from.seed, settings, output, None)
             runs.append(starts[name])
     for seed in study.seeds:
         for name, split in data.items():
             for variant in study.variants:
-                with _mistakes_in(f"variant '{variant}' of the study {study.name}"):
+                with _mistakes_in(f"variant '{variant}' of study {study.name}"):
                     settings = study.settings_of(variant)
                     runs.append(_planned(study, name, split, variant, seed, settings, output, starts.get(name)))
     return runs

@@ -39,8 +39,8 @@ INTRO = (
     "Two trainings of the same small SOLOv2 on drawn scenes, with the same number of image forwards. The run plain has "
     "the segmenter's own objective, which is also our recommended setting. The run paper adds both parts of the "
     "published method. The paper reports gains on COCO; in our measurements on real images, which are smaller, AP "
-    "falls (docs/evidence.md). The difference in this demo is below. One short training on drawn scenes proves little "
-    "about your data: 'uniquery study' measures any setting there."
+    "falls or stays (docs/evidence.md). The difference in this demo is below. One short training on drawn scenes "
+    "proves little about your data: 'uniquery study' measures any setting there."
 )
 QUICK_INTRO = (
     "This is the quick demo: two trainings of a small SOLOv2, without and with the published method, of only 20 steps "

@@ -26,7 +26,7 @@ _EVALUATIONS = {"coco": hotcoco_evaluation, "lvis": lvis_evaluation}
 LEAST_IMAGES = 6  # that 95 % need: if all of fewer images favor one side, that is still chance (sign test, 2 / 2⁵)
 LEAST_SEEDS = 3  # two that happen to agree have a short interval
 MOST_SEEDS = 100  # beyond this many, more seeds are not a practical advice
-NEGLIGIBLE = 0.1  # percent
+NEGLIGIBLE = 0.1  # percent; a smaller difference is of no use, however sure it is
 
 
 @dataclass(frozen=True)

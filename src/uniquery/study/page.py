@@ -31,10 +31,10 @@ def study_table(study: StudySettings, rows: Sequence[Row]) -> Table:
     columns = {"data": "data"} if len({row.data for row in rows}) > 1 else {}
     columns |= {"variant": "variant", "seeds": "seeds", "score": headline, "control": "compared with"}
     columns |= {"difference": "difference (95 %, seeds)", "images": "(95 %, images)", "verdict": "verdict"}
-    papers = {figure for variant in study.variants.values() for figure in variant.paper}
-    if papers:
+    reported = {name for variant in study.variants.values() for name in variant.paper}
+    if reported:
         columns["paper"] = "paper"
-    if papers - {headline}:  # it reports time or memory
+    if reported - {headline}:  # time or memory
         columns |= {"time": "time of a run", "memory": "peak memory"}
     if _lengths_differ(rows):
         columns["length"] = "steps, forwards"

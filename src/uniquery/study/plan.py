@@ -27,15 +27,15 @@ def _seeds(value: Any) -> Any:
     return tuple(range(value)) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _different(seeds: tuple[int, ...]) -> tuple[int, ...]:
+def _checked_seeds(seeds: tuple[int, ...]) -> tuple[int, ...]:
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError("write the number of seeds, at least 1, or a list of different seeds")
     return seeds
 
 
-Seeds = Annotated[tuple[NonNegativeInt, ...], BeforeValidator(_seeds), AfterValidator(_different)]
+Seeds = Annotated[tuple[NonNegativeInt, ...], BeforeValidator(_seeds), AfterValidator(_checked_seeds)]
 FileName = Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]
-_START = "start"  # in the file names of a base
+START = "start"  # in the file names of a base
 _NOT_HASHED = ("output", "name", "data.workers", "data.train", "data.val", "train.device", "train.init_from")
 
 
@@ -101,8 +101,8 @@ class StudySettings(Settings):
         slugs = [slug(name) for name in self.variants]
         if len(set(slugs)) < len(slugs):
             raise ValueError("the names of two variants differ only in signs and spaces, which file names do not have")
-        if _START in slugs:
-            raise ValueError(f"a variant cannot be called '{_START}', as the base of `start_from` is")
+        if START in slugs:
+            raise ValueError(f"a variant cannot be called '{START}', as the base of `start_from` is")
         for key in ("seed", "output", "name", *(["train.init_from"] if self.start_from else [])):
             variant = next((name for name, settings in self.variants.items() if key in settings.set), None)
             if variant is not None:
@@ -197,7 +197,7 @@ class PlannedRun:
     @property
     def name(self) -> str:
         """A readable name, also of its files."""
-        return f"{self.data}--{slug(self.variant) if self.variant else _START}--seed{self.seed}"
+        return f"{self.data}--{slug(self.variant) if self.variant else START}--seed{self.seed}"
 
     @property
     def key(self) -> str:

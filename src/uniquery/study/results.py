@@ -23,7 +23,7 @@ from uniquery.evaluation.compare import (
     paired_difference,
 )
 from uniquery.settings import Settings
-from uniquery.study.plan import PlannedRun, StudySettings
+from uniquery.study.plan import START, PlannedRun, StudySettings
 from uniquery.training.batches import open_validation_data
 from uniquery.training.run_folder import RunFolder
 from uniquery.weights.model_file import read_model_info
@@ -248,7 +248,7 @@ def validation_data(run: PlannedRun) -> CocoData:
 
 def result_seeds(output: Path) -> list[int]:
     """The seeds that a study has results of, sorted."""
-    names = (re.search(r"(?<!--start)--seed(\d+)$", file.stem) for file in (output / "results").glob("*.json"))
+    names = (re.search(rf"(?<!--{START})--seed(\d+)$", file.stem) for file in (output / "results").glob("*.json"))
     return sorted({int(name[1]) for name in names if name})
 
 

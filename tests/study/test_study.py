@@ -1,5 +1,6 @@
 """A study from its file to its table and page: planned, run, resumed, compared; and what can be wrong with it."""
 
+import io
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
 from helpers.small_runs import small_config
 from uniquery.cli import main
@@ -509,6 +511,16 @@ class TestComparison:
         study, _ = planned(tmp_path, scenes, variants=variants)
         columns = study_table(study, compare_runs(study, [result("base", 0, 5.0)])).columns
         assert [column.header for column in columns][-3:] == ["paper", "time of a run", "peak memory"]
+
+    def test_a_narrow_console_cuts_no_name(self, tmp_path, scenes):
+        variants = {"base": {"paper": {"AP": 35.5, "hours/epoch": 1.5}}, "a name of several words": {}}
+        study, _ = planned(tmp_path, scenes, variants=variants)
+        rows = compare_runs(study, [result(name, 0, 5.0) for name in variants])
+        console = Console(width=80, record=True, file=io.StringIO())
+        console.print(study_table(study, rows))
+        text = console.export_text()
+        assert "a name of several words" in text
+        assert "…" not in text
 
     def test_the_seed_of_a_base_is_none_of_the_variants(self, tmp_path):
         (tmp_path / "results").mkdir()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from uniquery.evaluation.compare import Difference
 from uniquery.evaluation.tables import format_percent
@@ -38,7 +38,7 @@ def study_table(study: StudySettings, rows: Sequence[Row]) -> Table:
         columns |= {"time": "time of a run", "memory": "peak memory"}
     if _lengths_differ(rows):
         columns["length"] = "steps, forwards"
-    table = Table(*columns.values())
+    table = Table(*(Column(title, no_wrap=name == "variant", overflow="fold") for name, title in columns.items()))
     for row in rows:
         cells = row_cells(study, row)
         table.add_row(*(escape(cells[name]) for name in columns))
